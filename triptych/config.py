@@ -1,0 +1,207 @@
+"""Settings: one frozen object per process. File, then environment, then flags; a typed value comes out.
+
+A TOML file has one table per dataclass below (`[serve]`, `[router]`, `[encoder]`, `[language]`, `[transfer]`);
+`TRIPTYCH_ROUTER_PORT=9000` overrides `[router] port`; command-line flags override both. Unknown names are errors.
+"""
+
+import dataclasses
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from triptych.errors import ConfigError
+from triptych.journey import Role
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+TOPOLOGIES: Mapping[str, tuple[frozenset[Role], ...]] = {
+    "e+p+d": (frozenset({Role.ENCODE}), frozenset({Role.PREFILL}), frozenset({Role.DECODE})),
+    "ep+d": (frozenset({Role.ENCODE, Role.PREFILL}), frozenset({Role.DECODE})),
+    "e+pd": (frozenset({Role.ENCODE}), frozenset({Role.PREFILL, Role.DECODE})),
+    "epd": (frozenset({Role.ENCODE, Role.PREFILL, Role.DECODE}),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """What to start, and of which model."""
+
+    model: str = "tiny-vl"  # the embedded model, a local folder, or a hub id
+    served_name: str = ""  # empty: the model's last path component
+    topology: str = "e+p+d"
+    encoders: int = 1
+    prefills: int = 1
+    decodes: int = 1
+    device: str = "auto"  # auto, cpu, cuda
+    dtype: str = "auto"  # auto: float32 on the CPU, the checkpoint's own on CUDA
+    gpu_share: float = 0.9  # of each GPU's total memory, over all workers placed on it
+
+    def __post_init__(self) -> None:
+        _require_choice("serve.topology", self.topology, tuple(TOPOLOGIES))
+        _require_choice("serve.device", self.device, ("auto", "cpu", "cuda"))
+        _require_choice("serve.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        for name in ("encoders", "prefills", "decodes"):
+            _require(getattr(self, name) >= 1, f"serve.{name}", getattr(self, name), "at least 1")
+        _require(0 < self.gpu_share <= 1, "serve.gpu_share", self.gpu_share, "in (0, 1]")
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """The HTTP edge: limits on strangers' input, and how long anything may take."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_body_bytes: int = 64 * MIB
+    max_image_bytes: int = 20 * MIB
+    max_image_pixels: int = 40_000_000
+    max_images_per_prompt: int = 64
+    media_budget_bytes: int = 1 * GIB  # compressed media held by all requests in flight
+    fetch_timeout_seconds: float = 5.0
+    max_redirects: int = 3
+    allow_media_cidrs: tuple[str, ...] = ()  # non-public networks that media may be fetched from, e.g. 127.0.0.0/8
+    allow_media_ports: tuple[int, ...] = (80, 443)  # empty: any port
+    request_timeout_seconds: float = 300.0
+    stage_timeout_seconds: float = 60.0  # without progress in a stage
+    default_max_tokens: int = 0  # 0: whatever the context leaves
+    status_interval_seconds: float = 0.5
+    api_key: str = ""
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSettings:
+    """Budgets of one encoder worker."""
+
+    max_items_per_batch: int = 16
+    max_encoder_tokens_per_batch: int = 16_384  # pre-merge patches; raised to the largest single item
+    arena_bytes: int = 256 * MIB  # encoded rows, kept until released and reused while room lasts
+    preprocess_threads: int = 2
+    max_queued_items: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageSettings:
+    """Budgets of one prefill and/or decode worker."""
+
+    max_model_len: int = 0  # 0: the model's own
+    block_size: int = 16  # tokens per KV block
+    kv_bytes: int = 512 * MIB
+    prefill_chunk_tokens: int = 2048  # per step, over all prompts
+    max_sequences: int = 64  # decoding at once
+    landing_bytes: int = 256 * MIB  # embedding rows pulled in and not yet fused; raised to one whole context
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSettings:
+    """Claims and copies between workers."""
+
+    lease_seconds: float = 30.0
+    sweep_interval_seconds: float = 1.0
+    copy_timeout_seconds: float = 20.0
+    checksums: bool = False  # verify every ref's bytes; always on in tests
+
+    def __post_init__(self) -> None:
+        _require(self.lease_seconds > 0, "transfer.lease_seconds", self.lease_seconds, "above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything a process may want to know; handed down, never looked up."""
+
+    serve: ServeSettings = field(default_factory=ServeSettings)
+    router: RouterSettings = field(default_factory=RouterSettings)
+    encoder: EncoderSettings = field(default_factory=EncoderSettings)
+    language: LanguageSettings = field(default_factory=LanguageSettings)
+    transfer: TransferSettings = field(default_factory=TransferSettings)
+
+
+Table = TypeVar("Table")
+
+
+def load_settings(
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Defaults, overridden by file, then environment (TRIPTYCH_TABLE_NAME), then flags ({"table.name": value}).
+
+    Raises ConfigError naming the setting, the value met and what would do.
+    """
+    values = _read_file(file) if file is not None else {}
+    known = {f"{table}.{name}" for table, kind in _tables().items() for name in _fields(kind)}
+    environment = os.environ if environment is None else environment
+    for key in sorted(known):
+        variable = "TRIPTYCH_" + key.replace(".", "_").upper()
+        if variable in environment:
+            values[key] = environment[variable]
+    values |= {key: value for key, value in (flags or {}).items() if value is not None}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ConfigError(f"unknown setting {unknown[0]!r}; known ones: {', '.join(sorted(known))}")
+    return Settings(**{table: _build(table, kind, values) for table, kind in _tables().items()})
+
+
+def _tables() -> dict[str, type]:
+    hints = typing.get_type_hints(Settings)
+    return {entry.name: hints[entry.name] for entry in dataclasses.fields(Settings)}
+
+
+def _fields(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        tables = tomllib.loads(file.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read settings from {file}: {error}") from error
+    values = {}
+    for table, entries in tables.items():
+        if not isinstance(entries, dict):
+            raise ConfigError(f"{file}: {table!r} stands outside a table; known tables: {', '.join(_tables())}")
+        values |= {f"{table}.{name}": value for name, value in entries.items()}
+    return values
+
+
+def _build(table: str, kind: type[Table], values: Mapping[str, Any]) -> Table:
+    chosen = {
+        name: _convert(f"{table}.{name}", hint, values[f"{table}.{name}"])
+        for name, hint in _fields(kind).items()
+        if f"{table}.{name}" in values
+    }
+    return kind(**chosen)
+
+
+def _convert(key: str, hint: Any, value: Any) -> Any:
+    """The value as the field's type; text (environment) is parsed, anything else must fit as it is."""
+    if typing.get_origin(hint) is tuple:
+        parts = value.split(",") if isinstance(value, str) else value
+        inner = typing.get_args(hint)[0]
+        return tuple(_convert(key, inner, part.strip() if isinstance(part, str) else part) for part in parts if part != "")
+    if isinstance(hint, types.UnionType):
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    try:
+        if hint is bool and isinstance(value, str):
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[value.lower()]
+        if hint in (int, float) and isinstance(value, bool):
+            raise ValueError
+        if hint is int and not isinstance(value, str) and int(value) != value:
+            raise ValueError
+        return hint(value)
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(f"{key} is {value!r}, expected {hint.__name__}") from None
+
+
+def _require(holds: bool, name: str, value: Any, wanted: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} is {value!r}, expected {wanted}")
+
+
+def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    _require(value in choices, name, value, "one of " + ", ".join(choices))

@@ -1,0 +1,73 @@
+"""What the engine asks of a model, and what an adapter tells about a family (the torch half)."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from triptych.journey import Grid
+
+
+@dataclass(frozen=True, slots=True)
+class KVGeometry:
+    """Shape of one token's keys and values.
+
+    A KV slab is one tensor [blocks, layers, 2, block_size, kv_heads, head_size]: a block is one contiguous piece over
+    all layers, so that handing one over is one copy. Axis 2: keys, values.
+    """
+
+    layers: int
+    kv_heads: int
+    head_size: int
+    dtype: torch.dtype
+
+    def block_bytes(self, block_size: int) -> int:
+        return self.layers * 2 * block_size * self.kv_heads * self.head_size * self.dtype.itemsize
+
+    def slab_shape(self, num_blocks: int, block_size: int) -> tuple[int, ...]:
+        return (num_blocks, self.layers, 2, block_size, self.kv_heads, self.head_size)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedInputs:
+    """Where the tokens of one flattened step stand; the sequences follow one another along the token axis.
+
+    Host tuples are what Python reads; tensors are on the model's device and are only ever read there.
+    """
+
+    positions: Tensor  # [3, tokens] int64  rope positions (t, h, w)
+    slots: Tensor  # [tokens] int64  block_id * block_size + offset: where each token's K and V go
+    query_lengths: tuple[int, ...]  # new tokens of each sequence; they add up to tokens
+    kv_lengths: tuple[int, ...]  # tokens of each sequence after this step
+    block_tables: Tensor  # [sequences, most blocks] int64, rows padded with 0
+    logits_at: Tensor  # [asked] int64  token indices whose logits are wanted
+
+
+class LanguageModel(Protocol):
+    """A decoder without its vision tower."""
+
+    hidden_size: int
+    vocab_size: int
+    max_model_len: int
+    dtype: torch.dtype
+    device: torch.device
+    kv: KVGeometry
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Text embeddings [tokens, hidden] of ids [tokens] int64."""
+
+    def forward(self, embeddings: Tensor, inputs: PagedInputs, kv_slab: Tensor) -> Tensor:
+        """Logits [asked, vocab] float32; writes the step's K and V into the slab. No host synchronisation."""
+
+
+class VisionTower(Protocol):
+    """An encoder without its language model."""
+
+    width: int  # numbers per embedding row
+    levels: int  # 1 + deepstack
+    dtype: torch.dtype
+    device: torch.device
+
+    def encode(self, patches: Tensor, grids: tuple[Grid, ...]) -> Tensor:
+        """Rows [rows of all items, levels * width] of patches [patches of all items, patch numbers]; no host sync."""

@@ -1,0 +1,180 @@
+from triptych.pb import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class CudaIpc(_message.Message):
+    __slots__ = ("memory_handle", "event_handles", "device_uuid")
+    MEMORY_HANDLE_FIELD_NUMBER: _ClassVar[int]
+    EVENT_HANDLES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    memory_handle: bytes
+    event_handles: _containers.RepeatedScalarFieldContainer[bytes]
+    device_uuid: str
+    def __init__(self, memory_handle: _Optional[bytes] = ..., event_handles: _Optional[_Iterable[bytes]] = ..., device_uuid: _Optional[str] = ...) -> None: ...
+
+class SharedMemory(_message.Message):
+    __slots__ = ("host_id", "pid", "fd")
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FD_FIELD_NUMBER: _ClassVar[int]
+    host_id: str
+    pid: int
+    fd: int
+    def __init__(self, host_id: _Optional[str] = ..., pid: _Optional[int] = ..., fd: _Optional[int] = ...) -> None: ...
+
+class Arena(_message.Message):
+    __slots__ = ("id", "kind", "num_bytes", "words_offset", "data_offset", "unit_bytes", "num_units", "probe", "shm", "cuda_ipc", "rank")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORDS_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    UNIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNITS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    SHM_FIELD_NUMBER: _ClassVar[int]
+    CUDA_IPC_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    kind: str
+    num_bytes: int
+    words_offset: int
+    data_offset: int
+    unit_bytes: int
+    num_units: int
+    probe: bytes
+    shm: SharedMemory
+    cuda_ipc: CudaIpc
+    rank: int
+    def __init__(self, id: _Optional[int] = ..., kind: _Optional[str] = ..., num_bytes: _Optional[int] = ..., words_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., num_units: _Optional[int] = ..., probe: _Optional[bytes] = ..., shm: _Optional[_Union[SharedMemory, _Mapping]] = ..., cuda_ipc: _Optional[_Union[CudaIpc, _Mapping]] = ..., rank: _Optional[int] = ...) -> None: ...
+
+class ConnectRequest(_message.Message):
+    __slots__ = ("envelope", "protocol", "kv_layout")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    envelope: _common_pb2.Envelope
+    protocol: int
+    kv_layout: bytes
+    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., protocol: _Optional[int] = ..., kv_layout: _Optional[bytes] = ...) -> None: ...
+
+class ConnectReply(_message.Message):
+    __slots__ = ("protocol", "arenas", "kv_layout")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    ARENAS_FIELD_NUMBER: _ClassVar[int]
+    KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    arenas: _containers.RepeatedCompositeFieldContainer[Arena]
+    kv_layout: bytes
+    def __init__(self, protocol: _Optional[int] = ..., arenas: _Optional[_Iterable[_Union[Arena, _Mapping]]] = ..., kv_layout: _Optional[bytes] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("envelope", "claim_ids")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_IDS_FIELD_NUMBER: _ClassVar[int]
+    envelope: _common_pb2.Envelope
+    claim_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., claim_ids: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("envelope", "claim_ids", "lease_ms")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_IDS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    envelope: _common_pb2.Envelope
+    claim_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    lease_ms: int
+    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., claim_ids: _Optional[_Iterable[bytes]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+
+class RenewReply(_message.Message):
+    __slots__ = ("gone",)
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    gone: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, gone: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _common_pb2.Envelope
+    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _common_pb2.Envelope
+    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ("envelope", "check_invariants", "probe")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    CHECK_INVARIANTS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    envelope: _common_pb2.Envelope
+    check_invariants: bool
+    probe: MemfdProbe
+    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., check_invariants: bool = ..., probe: _Optional[_Union[MemfdProbe, _Mapping]] = ...) -> None: ...
+
+class MemfdProbe(_message.Message):
+    __slots__ = ("host_id", "pid", "fd", "nonce")
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FD_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    host_id: str
+    pid: int
+    fd: int
+    nonce: bytes
+    def __init__(self, host_id: _Optional[str] = ..., pid: _Optional[int] = ..., fd: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class Gauge(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("worker_id", "incarnation", "roles", "state", "model_fingerprint", "device", "gauges", "idle", "violation", "probe_readable", "probe_reason", "host_id", "pid", "max_model_len", "block_size", "kv_blocks", "max_item_tokens", "protocol")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    GAUGES_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
+    VIOLATION_FIELD_NUMBER: _ClassVar[int]
+    PROBE_READABLE_FIELD_NUMBER: _ClassVar[int]
+    PROBE_REASON_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ITEM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    incarnation: int
+    roles: _containers.RepeatedScalarFieldContainer[str]
+    state: str
+    model_fingerprint: bytes
+    device: str
+    gauges: _containers.RepeatedCompositeFieldContainer[Gauge]
+    idle: bool
+    violation: str
+    probe_readable: bool
+    probe_reason: str
+    host_id: str
+    pid: int
+    max_model_len: int
+    block_size: int
+    kv_blocks: int
+    max_item_tokens: int
+    protocol: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., roles: _Optional[_Iterable[str]] = ..., state: _Optional[str] = ..., model_fingerprint: _Optional[bytes] = ..., device: _Optional[str] = ..., gauges: _Optional[_Iterable[_Union[Gauge, _Mapping]]] = ..., idle: bool = ..., violation: _Optional[str] = ..., probe_readable: bool = ..., probe_reason: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., max_item_tokens: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
