@@ -161,7 +161,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         tables = tomllib.loads(file.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read settings from {file}: {error}") from error
-    values = {}
+    values: dict[str, Any] = {}
     for table, entries in tables.items():
         if not isinstance(entries, dict):
             raise ConfigError(f"{file}: {table!r} stands outside a table; known tables: {', '.join(_tables())}")
@@ -183,7 +183,9 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
     if typing.get_origin(hint) is tuple:
         parts = value.split(",") if isinstance(value, str) else value
         inner = typing.get_args(hint)[0]
-        return tuple(_convert(key, inner, part.strip() if isinstance(part, str) else part) for part in parts if part != "")
+        return tuple(
+            _convert(key, inner, part.strip() if isinstance(part, str) else part) for part in parts if part != ""
+        )
     if isinstance(hint, types.UnionType):
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
     try:

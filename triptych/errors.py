@@ -1,26 +1,26 @@
 """What can go wrong, named for what the reader can do about it.
 
-    TriptychError                  never raised itself
-      RequestError                 the caller must change something: 4xx, never retried
-        InvalidRequest             400  malformed, out of range, unknown field value
-        InvalidMedia               400  an image that cannot be used; says which and why
-        MediaTooLarge              413  more bytes or pixels than allowed
-        BodyTooLarge               413  the HTTP body
-        ContextTooLong             400  prompt plus output exceed the model's context
-        UnknownModel               404
-        Unauthorized               401
-      ClusterError                 try again, perhaps elsewhere: 5xx
-        Overloaded                 429  no room before the deadline
-        NoWorker                   503  a role has no worker
-        WorkerLost                 503  a worker died or was replaced under the request
-        WrongIncarnation           503  the address now belongs to another process
-        FingerprintMismatch        503  caller and worker hold different models
-        ClaimExpired               503  memory was freed or overwritten before it was read; encode or prefill again
-        LayoutMismatch             500  two tiers disagree about a prompt: fail closed
-        TransferFailed             503  no transport works between two workers, or a copy failed
-        DeadlineExceeded           504
-        Cancelled                  499  the client left
-        InternalError              500  a bug of ours; the message is for the log, not for the client
+TriptychError                  never raised itself
+  RequestError                 the caller must change something: 4xx, never retried
+    InvalidRequest             400  malformed, out of range, unknown field value
+    InvalidMedia               400  an image that cannot be used; says which and why
+    MediaTooLarge              413  more bytes or pixels than allowed
+    BodyTooLarge               413  the HTTP body
+    ContextTooLong             400  prompt plus output exceed the model's context
+    UnknownModel               404
+    Unauthorized               401
+  ClusterError                 try again, perhaps elsewhere: 5xx
+    Overloaded                 429  no room before the deadline
+    NoWorker                   503  a role has no worker
+    WorkerLost                 503  a worker died or was replaced under the request
+    WrongIncarnation           503  the address now belongs to another process
+    FingerprintMismatch        503  caller and worker hold different models
+    ClaimExpired               503  memory was freed or overwritten before it was read; encode or prefill again
+    LayoutMismatch             500  two tiers disagree about a prompt: fail closed
+    TransferFailed             503  no transport works between two workers, or a copy failed
+    DeadlineExceeded           504
+    Cancelled                  499  the client left
+    InternalError              500  a bug of ours; the message is for the log, not for the client
 """
 
 from typing import ClassVar

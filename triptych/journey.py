@@ -81,7 +81,9 @@ class Run:
 
     def __post_init__(self) -> None:
         if self.start < 0 or self.length <= 0:
-            raise InvalidRecord(f"run starts at {self.start} with length {self.length}, expected start >= 0, length > 0")
+            raise InvalidRecord(
+                f"run starts at {self.start} with length {self.length}, expected start >= 0, length > 0"
+            )
 
     @property
     def end(self) -> int:
@@ -124,7 +126,9 @@ class Item:
     def __post_init__(self) -> None:
         _require_digest("item digest", self.digest)
         if self.rows <= 0 or self.encoder_tokens <= 0:
-            raise InvalidRecord(f"item {self.index} has {self.rows} rows, {self.encoder_tokens} encoder tokens; both must be > 0")
+            raise InvalidRecord(
+                f"item {self.index} has {self.rows} rows, {self.encoder_tokens} encoder tokens; both must be > 0"
+            )
         laid = sum(run.length for run in self.runs)
         if laid != self.rows:
             raise InvalidRecord(f"item {self.index} lays {laid} rows into the prompt, the encoder makes {self.rows}")
@@ -175,7 +179,9 @@ class Layout:
     def __post_init__(self) -> None:
         _require_digest("layout digest", self.digest)
         if self.token_ids.dtype != np.int32 or self.token_ids.ndim != 1:
-            raise InvalidRecord(f"token ids are {self.token_ids.dtype} of rank {self.token_ids.ndim}, expected int32 of rank 1")
+            raise InvalidRecord(
+                f"token ids are {self.token_ids.dtype} of rank {self.token_ids.ndim}, expected int32 of rank 1"
+            )
         covered = sum(run.length for run in self.rope)
         if covered != self.num_tokens:
             raise InvalidRecord(f"rope runs cover {covered} positions, the prompt has {self.num_tokens}")
@@ -267,7 +273,9 @@ class KVRef:
 
     def __post_init__(self) -> None:
         if self.tokens_end <= self.tokens_begin or not self.blocks or not self.shards:
-            raise InvalidRecord(f"KV ref of {len(self.blocks)} blocks for tokens [{self.tokens_begin}, {self.tokens_end})")
+            raise InvalidRecord(
+                f"KV ref of {len(self.blocks)} blocks for tokens [{self.tokens_begin}, {self.tokens_end})"
+            )
 
 
 @dataclass(frozen=True, slots=True)

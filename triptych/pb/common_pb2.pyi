@@ -258,14 +258,16 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., ignore_eos: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[int] = ..., logprobs: bool = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("error", "message", "item_index")
+    __slots__ = ("error", "message", "item_index", "code")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     ITEM_INDEX_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
     error: str
     message: str
     item_index: int
-    def __init__(self, error: _Optional[str] = ..., message: _Optional[str] = ..., item_index: _Optional[int] = ...) -> None: ...
+    code: str
+    def __init__(self, error: _Optional[str] = ..., message: _Optional[str] = ..., item_index: _Optional[int] = ..., code: _Optional[str] = ...) -> None: ...
 
 class StageTime(_message.Message):
     __slots__ = ("stage", "seconds")
