@@ -6,6 +6,7 @@ rules, so that nothing malformed gets past a service's door.
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import grpc
 import numpy as np
@@ -388,10 +389,8 @@ def status_code(error: TriptychError) -> grpc.StatusCode:
 
 def error_from_rpc(error: grpc.RpcError) -> TriptychError:
     """What a failed call means to us: the worker's own error when it sent one, else what the status implies."""
-    trailers: Iterable[tuple[str, str | bytes]] = (
-        (error.trailing_metadata() or ()) if hasattr(error, "trailing_metadata") else ()
-    )
-    for key, value in trailers:
+    trailers: Any = (error.trailing_metadata() or ()) if hasattr(error, "trailing_metadata") else ()
+    for key, value in trailers:  # pairs, whether from grpc or from grpc.aio
         if key == FAILURE_METADATA and isinstance(value, bytes):
             return error_from_failure(pb.Failure.FromString(value))
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN

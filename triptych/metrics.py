@@ -1,0 +1,132 @@
+"""Every metric: name, kind, unit (in the name), labels, buckets. One list, read by code, docs and dashboards.
+
+Latency names and buckets follow vLLM's, so that stock dashboards work with a changed prefix; encoder stages follow
+SGLang's stems; tier labels follow Dynamo's `worker_type`. No id, URL or digest is ever a label.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+ITL_BUCKETS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
+    *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+LATENCY_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+STAGE_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One line of the list; `kind` is counter, gauge or histogram."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+ROUTER_METRICS = (
+    Metric("triptych:requests_total", "counter", "Requests by HTTP status class", ("endpoint", "status")),
+    Metric("triptych:request_success_total", "counter", "Finished choices", ("finished_reason",)),
+    Metric("triptych:request_errors_total", "counter", "Failed requests by error class", ("error",)),
+    Metric("triptych:num_requests_running", "gauge", "Requests in flight"),
+    Metric("triptych:prompt_tokens_total", "counter", "Prompt tokens, images included"),
+    Metric("triptych:generation_tokens_total", "counter", "Generated tokens"),
+    Metric("triptych:images_total", "counter", "Images accepted"),
+    Metric("triptych:media_bytes", "gauge", "Compressed media held by requests in flight, bytes"),
+    Metric("triptych:time_to_first_token_seconds", "histogram", "Arrival to first token", (), TTFT_BUCKETS),
+    Metric("triptych:inter_token_latency_seconds", "histogram", "Between two tokens of a choice", (), ITL_BUCKETS),
+    Metric("triptych:e2e_request_latency_seconds", "histogram", "Arrival to last token", (), LATENCY_BUCKETS),
+    Metric("triptych:stage_duration_seconds", "histogram", "One stage of a request", ("stage",), STAGE_BUCKETS),
+    Metric("triptych:retries_total", "counter", "Stages tried again", ("stage",)),
+    Metric("triptych:workers", "gauge", "Workers known, by tier and state", ("worker_type", "state")),
+)
+
+# What StatusReply.gauges may hold; every worker reports those of its roles.
+WORKER_GAUGES = (
+    Metric("encoder_queued_items", "gauge", "Items waiting, being prepared or encoded"),
+    Metric("encoder_queued_tokens", "gauge", "Patches of those items"),
+    Metric("encoder_arena_bytes", "gauge", "Size of the embedding arena"),
+    Metric("encoder_arena_free_bytes", "gauge", "Arena bytes neither claimed nor cached"),
+    Metric("encoder_cached_items", "gauge", "Items whose rows are ready in the arena"),
+    Metric("encoder_cache_hits_total", "gauge", "Items found ready"),
+    Metric("encoder_cache_joins_total", "gauge", "Items that joined an encode in flight"),
+    Metric("encoder_items_encoded_total", "gauge", "Items that went through the vision tower"),
+    Metric("kv_blocks", "gauge", "KV blocks in the pool"),
+    Metric("kv_free_blocks", "gauge", "KV blocks neither held nor reserved"),
+    Metric("prefill_queued_tokens", "gauge", "Prompt tokens accepted or waiting, not yet computed"),
+    Metric("prefill_requests", "gauge", "Prompts accepted or waiting"),
+    Metric("decode_sequences", "gauge", "Sequences decoding"),
+    Metric("decode_reservations_queued", "gauge", "Requests waiting for KV blocks"),
+    Metric("landing_bytes", "gauge", "Landing memory reserved for embedding rows"),
+    Metric("claims", "gauge", "Claims on exported memory"),
+    Metric("late_releases_total", "gauge", "Releases of claims that were gone already"),
+    Metric("expired_claims_total", "gauge", "Claims ended by the sweeper"),
+    Metric("rss_bytes", "gauge", "Resident memory of the process"),
+    Metric("device_bytes", "gauge", "Device memory allocated by the process"),
+)
+
+
+class RouterMetrics:
+    """The router's collectors, in a registry of their own; `expose()` is the body of /metrics."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for metric in ROUTER_METRICS:
+            if metric.kind == "counter":
+                self._counters[metric.name] = Counter(metric.name, metric.help, metric.labels, registry=self.registry)
+            elif metric.kind == "gauge":
+                self._gauges[metric.name] = Gauge(metric.name, metric.help, metric.labels, registry=self.registry)
+            else:
+                self._histograms[metric.name] = Histogram(
+                    metric.name, metric.help, metric.labels, buckets=metric.buckets, registry=self.registry
+                )
+
+    def count(self, name: str, amount: float = 1, **labels: str) -> None:
+        counter = self._counters[name]
+        (counter.labels(**labels) if labels else counter).inc(amount)
+
+    def set(self, name: str, value: float, **labels: str) -> None:
+        gauge = self._gauges[name]
+        (gauge.labels(**labels) if labels else gauge).set(value)
+
+    def observe(self, name: str, seconds: float, **labels: str) -> None:
+        histogram = self._histograms[name]
+        (histogram.labels(**labels) if labels else histogram).observe(seconds)
+
+    def add_workers(self, source: Collector) -> None:
+        """Let `source` (see WorkerGauges) report the workers' own gauges beside the router's metrics."""
+        self.registry.register(source)
+
+    def expose(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class WorkerGauges(Collector):
+    """The latest StatusReply gauges of every worker, as Prometheus families labelled by worker and tier."""
+
+    def __init__(self) -> None:
+        self.by_worker: dict[tuple[str, str], Mapping[str, float]] = {}  # (worker id, worker_type) -> gauges
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for metric in WORKER_GAUGES:
+            family = GaugeMetricFamily(f"triptych:{metric.name}", metric.help, labels=("worker_id", "worker_type"))
+            for (worker_id, worker_type), gauges in self.by_worker.items():
+                if metric.name in gauges:
+                    family.add_metric((worker_id, worker_type), gauges[metric.name])
+            yield family
