@@ -191,6 +191,12 @@ class InvalidRecord(TriptychError):
     code = "invalid_record"
 
 
+class InvariantViolation(TriptychError):
+    """Bookkeeping that contradicts itself: a bug of ours, found by a pool's, table's or engine's check()."""
+
+    code = "invariant_violation"
+
+
 class ConfigError(TriptychError):
     """A setting that cannot work; raised at start, names the setting and what would do."""
 
