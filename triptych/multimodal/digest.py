@@ -1,0 +1,90 @@
+"""What makes two images the same image to the cluster.
+
+An item's digest covers the source bytes, the options they are decoded and processed with, the model's fingerprint and
+the tenant's salt, in an encoding in which no two different values share their bytes: every value is
+`[tag u8][payload]`, and whatever has no fixed length carries it first.
+
+    01 text   u64 length, UTF-8            05 truth  u8
+    02 bytes  u64 length, bytes            20 list   u64 count, values      (tuples too)
+    03 int    u8 length, signed            22 map    u64 count, key (text), value; sorted by key
+    04 float  f64
+
+All numbers are big-endian. A new meaning gets a new version in the domain, never the old digests.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from blake3 import blake3
+
+from triptych.errors import InvalidRecord
+from triptych.journey import DIGEST_BYTES
+
+ITEM_DOMAIN = "triptych.item.v1"
+
+OptionValue: TypeAlias = "str | bytes | int | float | bool | Sequence[OptionValue] | Mapping[str, OptionValue]"
+
+_MAX_INT_BYTES = 255
+
+
+def source_digest(data: bytes) -> bytes:
+    """32 bytes that name these source bytes."""
+    return bytes(blake3(data).digest())
+
+
+def item_digest(source: bytes, options: Mapping[str, OptionValue], fingerprint: bytes, salt: bytes = b"") -> bytes:
+    """32 bytes that name one item: equal where its embedding rows may be shared.
+
+    source:      digest of the source bytes, 32 bytes
+    options:     how they are decoded and processed; the order of keys does not matter
+    fingerprint: of the model, 32 bytes
+    salt:        of the tenant; different salts never share rows
+    Raises InvalidRecord for digests of another length and for options that have no encoding.
+    """
+    for name, value in (("source digest", source), ("model fingerprint", fingerprint)):
+        if len(value) != DIGEST_BYTES:
+            raise InvalidRecord(f"{name} has {len(value)} bytes, expected {DIGEST_BYTES}")
+    encoded = encode_canonical([ITEM_DOMAIN, source, options, fingerprint, salt])
+    return bytes(blake3(encoded).digest())
+
+
+def encode_canonical(value: OptionValue) -> bytes:
+    """The one encoding of a value; values of different type or content never share it.
+
+    Raises InvalidRecord for a type that has no encoding, keys that are not text, and ints over 255 bytes.
+    """
+    if isinstance(value, bool):  # before int, which it also is
+        return b"\x05" + bytes([value])
+    if isinstance(value, int):
+        return _encode_int(value)
+    if isinstance(value, float):
+        return b"\x04" + struct.pack(">d", value)
+    if isinstance(value, str):
+        return b"\x01" + _with_length(value.encode())
+    if isinstance(value, bytes):
+        return b"\x02" + _with_length(value)
+    if isinstance(value, Mapping):
+        return _encode_map(value)
+    if isinstance(value, list | tuple):
+        return b"\x20" + struct.pack(">Q", len(value)) + b"".join(map(encode_canonical, value))
+    raise InvalidRecord(f"no canonical encoding for a value of type {type(value).__name__}")
+
+
+def _encode_int(value: int) -> bytes:
+    length = (value.bit_length() + 8) // 8
+    if length > _MAX_INT_BYTES:
+        raise InvalidRecord(f"int of {length} bytes has no canonical encoding, expected at most {_MAX_INT_BYTES}")
+    return b"\x03" + bytes([length]) + value.to_bytes(length, "big", signed=True)
+
+
+def _encode_map(value: Mapping[str, OptionValue]) -> bytes:
+    for key in value:
+        if not isinstance(key, str):
+            raise InvalidRecord(f"map key {key!r} is not text")
+    entries = [encode_canonical(key) + encode_canonical(value[key]) for key in sorted(value)]
+    return b"\x22" + struct.pack(">Q", len(entries)) + b"".join(entries)
+
+
+def _with_length(payload: bytes) -> bytes:
+    return struct.pack(">Q", len(payload)) + payload
