@@ -1,0 +1,165 @@
+"""A model as the router knows it: folder, template, limits, end tokens, geometry, fingerprint. No torch.
+
+Everything is read from the folder's JSON and text files, as `transformers` would read them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from triptych.errors import ConfigError
+from triptych.models.adapter import Adapter, adapter_for
+from triptych.models.checkpoint import read_header, weights_files
+from triptych.models.config_values import read_json, read_optional_json, text_config, whole_number
+from triptych.models.fingerprint import fingerprint
+from triptych.models.folder import CONFIG_FILE, model_name, resolve_folder
+
+__all__ = ["ModelCard", "load_card", "resolve_dtype", "resolve_folder"]
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+_SAMPLING_NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelCard:
+    """What is known of a checkpoint without reading its weights."""
+
+    folder: Path
+    name: str
+    config: Mapping[str, Any]  # config.json
+    adapter: Adapter
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int  # rows of the embedding table; the tokenizer may know fewer
+    chat_template: str
+    fingerprint: bytes  # 32 bytes; equal where two processes hold the same model in the same dtype
+    dtype: str  # as asked for: float32, bfloat16, float16 or auto
+    default_sampling: Mapping[str, float]  # what generation_config.json sets of temperature, top_p, top_k, ...
+
+
+def load_card(model: str, dtype: str, progress: Callable[[str], None] = lambda line: None) -> ModelCard:
+    """The card of the embedded model, a local folder or a hub id; ConfigError names what is missing or wrong.
+
+    dtype: part of the fingerprint; `resolve_dtype` turns `auto` into the one that is computed in.
+    """
+    if dtype not in ("auto", *DTYPES):
+        raise ConfigError(f"serve.dtype is {dtype!r}, expected auto or one of {', '.join(DTYPES)}")
+    folder = resolve_folder(model, progress)
+    config = read_json(folder / CONFIG_FILE)
+    text = text_config(config)
+    adapter = adapter_for(config, image_processor_config(folder))
+    tokenizer_ids = _added_token_ids(folder)
+    _check_placeholder(adapter, tokenizer_ids)
+    generation = read_optional_json(folder / "generation_config.json")
+    return ModelCard(
+        folder=folder,
+        name=model_name(model, folder),
+        config=MappingProxyType(config),
+        adapter=adapter,
+        eos_token_ids=_eos_token_ids(folder, generation, config, tokenizer_ids),
+        max_model_len=whole_number(text, "max_position_embeddings"),
+        vocab_size=whole_number(text, "vocab_size"),
+        chat_template=_chat_template(folder),
+        fingerprint=fingerprint(folder, dtype),
+        dtype=dtype,
+        default_sampling=MappingProxyType(_default_sampling(generation)),
+    )
+
+
+def resolve_dtype(card: ModelCard, dtype: str, device_type: str) -> str:
+    """The dtype a device computes in: `auto` is float32 on the CPU and the checkpoint's own elsewhere."""
+    if dtype in DTYPES:
+        return dtype
+    if dtype != "auto":
+        raise ConfigError(f"dtype is {dtype!r}, expected auto or one of {', '.join(DTYPES)}")
+    if device_type == "cpu":
+        return "float32"
+    for values in (card.config, text_config(card.config)):
+        named = values.get("dtype") or values.get("torch_dtype")
+        if named in DTYPES:
+            return str(named)
+    return _stored_dtype(card.folder)
+
+
+def image_processor_config(folder: Path) -> dict[str, Any]:
+    """The image processor's settings; those inside processor_config.json count first, as in transformers."""
+    nested = read_optional_json(folder / "processor_config.json").get("image_processor")
+    if isinstance(nested, dict):
+        return nested
+    return read_json(folder / "preprocessor_config.json")
+
+
+def _stored_dtype(folder: Path) -> str:
+    for file in weights_files(folder):
+        for entry in read_header(file).entries.values():
+            if entry.dtype in _STORED_DTYPES:
+                return _STORED_DTYPES[entry.dtype]
+    raise ConfigError(f"{folder} stores no weights of a known dtype; set serve.dtype")
+
+
+def _added_token_ids(folder: Path) -> dict[str, int]:
+    """Special and added tokens of the tokenizer by their text."""
+    tokens = read_json(folder / "tokenizer.json").get("added_tokens", [])
+    try:
+        return {token["content"]: int(token["id"]) for token in tokens}
+    except (TypeError, KeyError, ValueError) as error:
+        raise ConfigError(f"{folder / 'tokenizer.json'} has malformed added_tokens: {error!r}") from error
+
+
+def _check_placeholder(adapter: Adapter, tokenizer_ids: Mapping[str, int]) -> None:
+    found = tokenizer_ids.get(adapter.placeholder_text)
+    if found != adapter.placeholder_id:
+        raise ConfigError(
+            f"config.json puts images at token {adapter.placeholder_id}, "
+            f"the tokenizer has {adapter.placeholder_text} as {found}"
+        )
+
+
+def _eos_token_ids(
+    folder: Path, generation: Mapping[str, Any], config: Mapping[str, Any], tokenizer_ids: Mapping[str, int]
+) -> tuple[int, ...]:
+    """Where generation stops: as generation_config.json says, else config.json, else the tokenizer."""
+    for values in (generation, config, text_config(config)):
+        ids = values.get("eos_token_id")
+        if ids is not None:
+            listed = ids if isinstance(ids, list) else [ids]
+            return tuple(whole_number({"eos_token_id": each}, "eos_token_id", at_least=0) for each in listed)
+    token = read_optional_json(folder / "tokenizer_config.json").get("eos_token")
+    content = token.get("content") if isinstance(token, dict) else token
+    if isinstance(content, str) and content in tokenizer_ids:
+        return (tokenizer_ids[content],)
+    raise ConfigError(f"{folder} names no end token: generation_config.json and config.json lack eos_token_id")
+
+
+def _chat_template(folder: Path) -> str:
+    """The template by transformers' precedence; of several named ones, the default."""
+    jinja = folder / "chat_template.jinja"
+    candidates = (
+        read_optional_json(folder / "processor_config.json").get("chat_template"),
+        read_optional_json(folder / "chat_template.json").get("chat_template"),
+        jinja.read_text(encoding="utf-8") if jinja.is_file() else None,
+        read_optional_json(folder / "tokenizer_config.json").get("chat_template"),
+    )
+    for found in candidates:
+        if isinstance(found, list):
+            found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        if isinstance(found, dict):
+            found = found.get("default")
+        if isinstance(found, str) and found:
+            return found
+    raise ConfigError(f"{folder} has no chat template, expected chat_template.jinja or one in tokenizer_config.json")
+
+
+def _default_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
+    chosen = {}
+    for name in _SAMPLING_NAMES:
+        value = generation.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise ConfigError(f"generation_config.json has {name} {value!r}, expected a number")
+        if value is not None:
+            chosen[name] = value
+    return chosen
