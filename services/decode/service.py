@@ -1,0 +1,144 @@
+"""Decode rpcs: reserve, take KV over, stream tokens."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from triptych.engine.loop import DecodeJob
+from triptych.services.decode.streams import Entry, RouterStream
+from triptych.services.decode.worker import DecodeWorker
+from triptych.services.guard import Door, deadline_of, first_part, split_key, streaming, unary, work_key
+from triptych.services.site import Language, Site
+
+from triptych import wire
+from triptych.errors import InternalError, InvalidRecord, TriptychError
+from triptych.journey import RequestId, Token
+from triptych.multimodal.layout import verify_layout
+from triptych.pb import common_pb2
+from triptych.pb import decode_pb2 as pb
+from triptych.pb.decode_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
+
+
+class DecodeService(DecodeServicer):
+    """Tokens leave over Attach; Decode itself answers when the KV has landed."""
+
+    def __init__(self, door: Door, worker: DecodeWorker) -> None:
+        self._door = door
+        self._worker = worker
+
+    @unary
+    async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
+        self._door.check(request.envelope, new_work=True)
+        if min(request.prompt_tokens, request.max_tokens, request.branches) < 1:
+            raise InvalidRecord("Reserve needs prompt_tokens, max_tokens and branches of at least 1")
+        key = work_key(request.envelope)
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[int | TriptychError] = loop.create_future()
+
+        def settle(value: int | TriptychError) -> None:
+            if not outcome.done():
+                outcome.set_result(value)
+
+        def granted(value: int | TriptychError) -> None:  # on the engine thread
+            loop.call_soon_threadsafe(settle, value)
+
+        began = time.monotonic()
+        try:
+            self._worker.reserve(
+                request.envelope.router_id,
+                key,
+                request.envelope.attempt,
+                request.prompt_tokens,
+                request.max_tokens,
+                request.branches,
+                deadline_of(request.envelope),
+                granted,
+            )
+            blocks = await outcome
+        except asyncio.CancelledError:
+            self._worker.cancel(key)
+            raise
+        if isinstance(blocks, TriptychError):
+            raise blocks
+        return pb.ReserveReply(reserved_blocks=blocks, queue_seconds=time.monotonic() - began)
+
+    @unary
+    async def Decode(self, requests: AsyncIterator[pb.DecodeRequest], context: Any) -> pb.DecodeReply:
+        start: pb.DecodeStart = await first_part(requests, "Decode")
+        self._door.check(start.envelope)
+        key = work_key(start.envelope)
+        try:
+            first = await self._take_over(key, requests)
+            job = _job(key, start, first)
+            verify_layout(job.layout)
+            seconds = await asyncio.to_thread(self._worker.start, job)
+        except BaseException:
+            self._worker.cancel(key)
+            raise
+        return pb.DecodeReply(times=[common_pb2.StageTime(stage="handover", seconds=seconds)])
+
+    @streaming
+    async def Attach(self, request: pb.AttachRequest, context: Any) -> AsyncIterator[pb.TokenBatch]:
+        self._door.check(request.envelope)
+        router_id = request.envelope.router_id
+        stream = RouterStream(asyncio.get_running_loop())
+        self._worker.attach(router_id, stream)
+        try:
+            yield pb.TokenBatch()  # tells the router that it is attached
+            while (entries := await stream.next()) is not None:
+                yield _batch(entries)
+        finally:
+            self._worker.detach(router_id, stream)
+
+    async def _take_over(self, key: RequestId, requests: AsyncIterator[pb.DecodeRequest]) -> tuple[Token, ...]:
+        """Queue a pull per KV ref until the first tokens come."""
+        async for request in requests:
+            part = request.WhichOneof("part")
+            if part == "kv":
+                self._worker.pull(key, wire.kv_ref_from_pb(request.kv))
+            elif part == "first":
+                return tuple(wire.token_from_pb(token) for token in request.first.tokens)
+            else:
+                raise InvalidRecord("Decode takes one start message, then KV refs, then the first tokens")
+        raise InvalidRecord("the Decode call ended before the first tokens came")
+
+
+def build_decode(site: Site, language: Language | None, server: grpc.aio.Server) -> DecodeWorker:
+    """The decode role, registered with the server."""
+    if language is None:
+        raise InternalError("a decode worker needs the language model")
+    worker = DecodeWorker(site, language)
+    add_DecodeServicer_to_server(DecodeService(site.door, worker), server)
+    return worker
+
+
+def _job(key: RequestId, start: pb.DecodeStart, first: tuple[Token, ...]) -> DecodeJob:
+    if len(first) != start.branches:
+        raise InvalidRecord(f"{len(first)} first tokens came for {start.branches} branches")
+    return DecodeJob(
+        request_id=key,
+        attempt=start.envelope.attempt,
+        layout=wire.layout_from_pb(start.layout),
+        sampling=wire.sampling_from_pb(start.sampling),
+        branches=start.branches,
+        choice=start.choice,
+        generated=tuple(int(token) for token in wire.tokens_from_bytes(start.generated)),
+        first=first,
+    )
+
+
+def _batch(entries: list[Entry]) -> pb.TokenBatch:
+    """Entries of one request are gathered, requests keep their order of first appearance."""
+    sequences: dict[RequestId, pb.SequenceTokens] = {}
+    for key, entry in entries:
+        sequence = sequences.get(key)
+        if sequence is None:
+            request_id, attempt = split_key(key)
+            sequence = sequences[key] = pb.SequenceTokens(request_id=request_id, attempt=attempt)
+        if isinstance(entry, Token):
+            sequence.tokens.append(wire.token_to_pb(entry))
+        else:
+            sequence.failure.CopyFrom(wire.failure_to_pb(entry))
+    return pb.TokenBatch(sequences=sequences.values())

@@ -1,0 +1,122 @@
+"""The door of every rpc: who may enter, and how errors leave."""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+
+from triptych import wire
+from triptych.errors import (
+    DeadlineExceeded,
+    FingerprintMismatch,
+    InternalError,
+    InvalidRecord,
+    NoWorker,
+    TriptychError,
+    WrongIncarnation,
+)
+from triptych.journey import RequestId
+from triptych.pb import common_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+Reply = TypeVar("Reply")
+
+
+class Door:
+    """Checks envelopes against the worker behind it; closed to new work while draining."""
+
+    def __init__(self, incarnation: int, fingerprint: bytes) -> None:
+        self.incarnation = incarnation
+        self.fingerprint = fingerprint
+        self.draining = False
+
+    def check(self, envelope: pb.Envelope, *, new_work: bool = False) -> None:
+        """Raises WrongIncarnation, FingerprintMismatch, DeadlineExceeded, or NoWorker for new work while draining."""
+        if envelope.worker_incarnation != self.incarnation:
+            raise WrongIncarnation("this address now belongs to another worker process; look it up again")
+        if envelope.model_fingerprint != self.fingerprint:
+            raise FingerprintMismatch(
+                f"the caller means model {envelope.model_fingerprint.hex()[:8]}, "
+                f"this worker holds {self.fingerprint.hex()[:8]}"
+            )
+        if envelope.deadline_ms == 0:
+            raise DeadlineExceeded("the request's time was up when it arrived")
+        if new_work and self.draining:
+            raise NoWorker("this worker is draining")
+
+
+def deadline_of(envelope: pb.Envelope) -> float:
+    """The moment on this process's monotonic clock when the request's time is up."""
+    return time.monotonic() + envelope.deadline_ms / 1000
+
+
+def work_key(envelope: pb.Envelope) -> RequestId:
+    """Request id and attempt as one key: a late Cancel of an old attempt must not touch the new one."""
+    return RequestId(wire.request_id_from_pb(envelope) + envelope.attempt.to_bytes(4, "little"))
+
+
+def split_key(key: RequestId) -> tuple[bytes, int]:
+    return key[:16], int.from_bytes(key[16:], "little")
+
+
+async def refuse(context: Any, error: TriptychError) -> NoReturn:
+    """End the call with the error as gRPC status and, whole, in the trailing metadata."""
+    await context.abort(wire.status_code(error), error.message[:1000], wire.failure_trailer(error))
+    raise AssertionError("abort returns control to nobody")
+
+
+def translated(error: BaseException, what: str) -> TriptychError:
+    """Our own errors as they are; anything else is a bug of ours, logged in full and told in short."""
+    if isinstance(error, TriptychError):
+        return error
+    log.error("%s failed", what, exc_info=error)
+    return InternalError(f"{what} failed: {type(error).__name__}")
+
+
+def unary(
+    method: Callable[[Any, Any, Any], Awaitable[Reply]],
+) -> Callable[[Any, Any, Any], Awaitable[Reply]]:
+    """An rpc method whose exceptions leave as gRPC errors."""
+
+    @functools.wraps(method)
+    async def guarded(self: Any, request: Any, context: Any) -> Reply:
+        try:
+            return await method(self, request, context)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            await refuse(context, translated(error, method.__name__))
+
+    return guarded
+
+
+def streaming(
+    method: Callable[[Any, Any, Any], AsyncIterator[Reply]],
+) -> Callable[[Any, Any, Any], AsyncIterator[Reply]]:
+    """A reply-streaming rpc method whose exceptions leave as gRPC errors."""
+
+    @functools.wraps(method)
+    async def guarded(self: Any, request: Any, context: Any) -> AsyncIterator[Reply]:
+        try:
+            async for reply in method(self, request, context):
+                yield reply
+        except (asyncio.CancelledError, GeneratorExit, grpc.aio.AbortError):
+            raise
+        except Exception as error:
+            await refuse(context, translated(error, method.__name__))
+
+    return guarded
+
+
+async def first_part(requests: AsyncIterator[Any], name: str) -> Any:
+    """The `start` message that must open a request stream."""
+    async for request in requests:
+        if request.WhichOneof("part") == "start":
+            return request.start
+        break
+    raise InvalidRecord(f"{name} must begin with its start message")

@@ -1,0 +1,155 @@
+"""One worker process: binds a port, builds its roles, serves until told to stop."""
+
+import asyncio
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import grpc
+import torch
+from triptych.services.guard import Door
+from triptych.services.site import Language, RoleWorker, Site
+from triptych.services.worker_service import WorkerService
+
+from triptych import wire
+from triptych.config import Settings
+from triptych.errors import ConfigError
+from triptych.journey import Endpoint, Role
+from triptych.models.card import ModelCard, load_card
+from triptych.pb import worker_pb2_grpc
+from triptych.transfer.leases import Sweeper
+
+log = logging.getLogger(__name__)
+
+# Builds a role at a site, given the language model if the process has one, and registers its servicer.
+Builder = Callable[[Site, Language | None, grpc.aio.Server], RoleWorker]
+
+_STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a worker runs and as whom."""
+
+    worker_id: str
+    roles: frozenset[Role]
+    bind_host: str = "127.0.0.1"
+    port: int = 0  # 0: any free one
+    device: str = "auto"
+
+
+class WorkerHost:
+    """A worker in this process, with its gRPC server on a thread of its own.
+
+    `start` returns once the models are loaded and the port answers; `stop` ends everything, at once when asked twice.
+    """
+
+    def __init__(self, placement: Placement, builders: Mapping[Role, Builder], settings: Settings) -> None:
+        missing = placement.roles - builders.keys()
+        if missing:
+            raise ConfigError(f"no builder for roles {sorted(missing)}")
+        self._placement = placement
+        self._builders = builders
+        self._settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="control", daemon=True)
+        self._roles: list[RoleWorker] = []
+        self._language: Language | None = None
+        self._sweeper: Sweeper | None = None
+        self._server: grpc.aio.Server | None = None
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def start(self) -> Endpoint:
+        self._thread.start()
+        try:
+            return asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+        if self._server is not None:
+            asyncio.run_coroutine_threadsafe(self._server.stop(grace=0.2), self._loop).result(_STOP_SECONDS)
+        for role in self._roles:
+            role.stop()
+        if self._language is not None:
+            self._language.stop()
+        if self._sweeper is not None:
+            self._sweeper.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=_STOP_SECONDS)
+
+    async def _start(self) -> Endpoint:
+        server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
+        port = server.add_insecure_port(f"{self._placement.bind_host}:{self._placement.port}")
+        # Signed 63 bits fit every integer field on the way; zero never names a process.
+        owner = Endpoint(f"{self._placement.bind_host}:{port}", secrets.randbits(62) + 1)
+        site = await asyncio.to_thread(self._build, owner, server)
+        layout = self._language.layout if self._language is not None else b""
+        service = WorkerService(site, self._roles, layout)
+        worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+        await server.start()
+        self._server = server
+        return owner
+
+    def _build(self, owner: Endpoint, server: grpc.aio.Server) -> Site:
+        began = time.monotonic()
+        torch.set_num_threads(self._settings.serve.cpu_threads or max(1, (os.cpu_count() or 2) // 2))
+        device = choose_device(self._placement.device)
+        card = load_card(self._settings.serve.model, self._settings.serve.dtype)
+        site = Site(
+            worker_id=self._placement.worker_id,
+            owner=owner,
+            card=card,
+            device=device,
+            dtype=choose_dtype(self._settings.serve.dtype, device, card),
+            settings=self._settings,
+            door=Door(owner.incarnation, card.fingerprint),
+        )
+        if self._placement.roles & {Role.PREFILL, Role.DECODE}:
+            self._language = Language(site)
+            self._language.engine.start()
+        for role in sorted(self._placement.roles):
+            self._roles.append(self._builders[role](site, self._language, server))
+        self._sweeper = Sweeper([site.leases], self._settings.transfer.sweep_interval_seconds)
+        self._sweeper.start()
+        log.info(
+            "worker %s (%s) ready on %s in %.1f s",
+            *(self._placement.worker_id, ", ".join(sorted(self._placement.roles)), device),
+            time.monotonic() - began,
+        )
+        return site
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError("serve.device is 'cuda', but torch sees no GPU here; use --device cpu")
+    return torch.device(name)
+
+
+def choose_dtype(name: str, device: torch.device, card: ModelCard) -> torch.dtype:
+    """float32 on the CPU and the checkpoint's own on a GPU, unless one is named."""
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else card.checkpoint_dtype
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"dtype {name!r} is not one torch knows")
+    return dtype
+
+
+def parse_roles(names: Sequence[str]) -> frozenset[Role]:
+    try:
+        return frozenset(Role(name) for name in names)
+    except ValueError as error:
+        raise ConfigError(f"{error}; roles are {', '.join(Role)}") from None

@@ -1,0 +1,159 @@
+"""The other workers, as seen from a worker: map their arenas, give claims back."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+import grpc
+
+from triptych import wire
+from triptych.errors import TransferFailed, TriptychError
+from triptych.journey import ClaimId, Endpoint
+from triptych.pb import worker_pb2 as pb
+from triptych.pb.worker_pb2_grpc import WorkerStub
+from triptych.transfer.slab import ArenaInfo, CudaIpcInfo, ShmInfo
+
+log = logging.getLogger(__name__)
+
+_CALL_SECONDS = 5.0
+_RELEASE_TRIES = 3
+_NO_REQUEST = bytes(16)
+
+
+class Peers:
+    """Channels to the workers this one has dealt with. Thread-safe; `close` ends its sender thread and channels.
+
+    Releases are sent by a thread of their own, one message per owner, so that a slow peer never holds up a pull.
+    """
+
+    def __init__(
+        self,
+        owner: Endpoint,
+        fingerprint: bytes,
+        kv_layout: bytes,
+        release_own: Callable[[Sequence[ClaimId]], object],
+    ) -> None:
+        self._owner = owner
+        self._fingerprint = fingerprint
+        self._kv_layout = kv_layout
+        self._release_own = release_own
+        self._lock = threading.Lock()
+        self._channels: dict[str, grpc.Channel] = {}
+        self._outbox: queue.SimpleQueue[tuple[Endpoint, ClaimId] | None] = queue.SimpleQueue()
+        self._sender = threading.Thread(target=self._send_releases, name="release", daemon=True)
+        self._sender.start()
+
+    def connect(self, endpoint: Endpoint) -> Sequence[ArenaInfo]:
+        """The peer's arenas. Raises the peer's own refusal, or WorkerLost when it does not answer."""
+        request = pb.ConnectRequest(
+            envelope=self._envelope(endpoint), protocol=wire.PROTOCOL, kv_layout=self._kv_layout
+        )
+        try:
+            reply = self._stub(endpoint).Connect(request, timeout=_CALL_SECONDS)
+        except grpc.RpcError as error:
+            raise wire.error_from_rpc(error) from error
+        if reply.protocol != wire.PROTOCOL:
+            raise TransferFailed(f"peer speaks transfer protocol {reply.protocol}, this worker {wire.PROTOCOL}")
+        return [arena_from_pb(arena) for arena in reply.arenas]
+
+    def release(self, owner: Endpoint, claim: ClaimId) -> None:
+        """Give a claim back; returns at once. A claim whose release is lost ends with its lease."""
+        if owner == self._owner:
+            self._release_own([claim])
+        else:
+            self._outbox.put((owner, claim))
+
+    def close(self) -> None:
+        self._outbox.put(None)
+        self._sender.join(timeout=_CALL_SECONDS)
+        with self._lock:
+            for channel in self._channels.values():
+                channel.close()
+            self._channels.clear()
+
+    def _envelope(self, endpoint: Endpoint) -> wire.pb.Envelope:
+        return wire.envelope(
+            _NO_REQUEST, 0, self._owner.address, endpoint.incarnation, _CALL_SECONDS, self._fingerprint
+        )
+
+    def _stub(self, endpoint: Endpoint) -> WorkerStub:
+        with self._lock:
+            channel = self._channels.get(endpoint.address)
+            if channel is None:
+                channel = grpc.insecure_channel(endpoint.address, options=wire.CHANNEL_OPTIONS)
+                self._channels[endpoint.address] = channel
+        return WorkerStub(channel)
+
+    def _send_releases(self) -> None:
+        while (first := self._outbox.get()) is not None:
+            by_owner: dict[Endpoint, list[ClaimId]] = {first[0]: [first[1]]}
+            last = False
+            while not last:
+                try:
+                    entry = self._outbox.get_nowait()
+                except queue.Empty:
+                    break
+                if entry is None:
+                    last = True
+                else:
+                    by_owner.setdefault(entry[0], []).append(entry[1])
+            for owner, claims in by_owner.items():
+                self._send_release(owner, claims)
+            if last:
+                return
+
+    def _send_release(self, owner: Endpoint, claims: Iterable[ClaimId]) -> None:
+        request = pb.ReleaseRequest(envelope=self._envelope(owner), claim_ids=list(claims))
+        for _ in range(_RELEASE_TRIES):
+            try:
+                self._stub(owner).Release(request, timeout=_CALL_SECONDS)
+                return
+            except grpc.RpcError as error:
+                failure: TriptychError = wire.error_from_rpc(error)
+                if not failure.retryable or error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    break
+        log.info("release at %s failed, its lease will end it: %s", owner.address, failure)
+
+
+def arena_to_pb(info: ArenaInfo) -> pb.Arena:
+    message = pb.Arena(
+        id=info.id,
+        kind=info.kind,
+        num_bytes=info.num_bytes,
+        words_offset=info.words_offset,
+        data_offset=info.data_offset,
+        unit_bytes=info.unit_bytes,
+        num_units=info.num_units,
+        probe=info.probe,
+        rank=info.rank,
+    )
+    if info.shm is not None:
+        message.shm.CopyFrom(pb.SharedMemory(host_id=info.shm.host_id, pid=info.shm.pid, fd=info.shm.fd))
+    if info.cuda_ipc is not None:
+        ipc = info.cuda_ipc
+        message.cuda_ipc.CopyFrom(
+            pb.CudaIpc(
+                memory_handle=ipc.memory_handle, event_handles=list(ipc.event_handles), device_uuid=ipc.device_uuid
+            )
+        )
+    return message
+
+
+def arena_from_pb(message: pb.Arena) -> ArenaInfo:
+    shm, ipc = message.shm, message.cuda_ipc
+    return ArenaInfo(
+        id=message.id,
+        kind=message.kind,
+        num_bytes=message.num_bytes,
+        words_offset=message.words_offset,
+        data_offset=message.data_offset,
+        unit_bytes=message.unit_bytes,
+        num_units=message.num_units,
+        probe=message.probe,
+        rank=message.rank,
+        shm=ShmInfo(shm.host_id, shm.pid, shm.fd) if message.HasField("shm") else None,
+        cuda_ipc=CudaIpcInfo(ipc.memory_handle, tuple(ipc.event_handles), ipc.device_uuid)
+        if message.HasField("cuda_ipc")
+        else None,
+    )

@@ -1,0 +1,106 @@
+"""Prefill rpc: layout first, refs as they come; KV refs and the first tokens back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import grpc
+from triptych.engine.loop import PrefillJob
+from triptych.services.guard import Door, deadline_of, first_part, streaming, work_key
+from triptych.services.prefill.worker import Accepted, FirstTokens, PrefillEvent, PrefillWorker
+from triptych.services.site import Language, Site
+
+from triptych import wire
+from triptych.errors import InternalError, InvalidRecord
+from triptych.journey import KVRef, RequestId
+from triptych.multimodal.layout import verify_layout
+from triptych.pb import common_pb2
+from triptych.pb import prefill_pb2 as pb
+from triptych.pb.prefill_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
+
+
+class PrefillService(PrefillServicer):
+    """Not idempotent: a retry is a new attempt. A call that ends early is cancelled."""
+
+    def __init__(self, door: Door, worker: PrefillWorker) -> None:
+        self._door = door
+        self._worker = worker
+
+    @streaming
+    async def Prefill(self, requests: AsyncIterator[pb.PrefillRequest], context: Any) -> AsyncIterator[pb.PrefillReply]:
+        start: pb.PrefillStart = await first_part(requests, "Prefill")
+        self._door.check(start.envelope, new_work=True)
+        job = _job(start)
+        verify_layout(job.layout)
+        events: asyncio.Queue[PrefillEvent] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def emit(event: PrefillEvent) -> None:  # on an engine or pull thread
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        receiving = asyncio.create_task(self._receive(requests, job.request_id, emit))
+        finished = False
+        try:
+            self._worker.begin(job, start.lease_ms / 1000, emit)
+            while not finished:
+                event = await events.get()
+                if isinstance(event, Exception):
+                    raise event
+                finished = isinstance(event, FirstTokens)
+                yield _reply(event)
+        finally:
+            receiving.cancel()
+            if not finished:
+                self._worker.cancel(job.request_id)
+
+    async def _receive(self, requests: AsyncIterator[pb.PrefillRequest], key: RequestId, emit: Any) -> None:
+        try:
+            async for request in requests:
+                if request.WhichOneof("part") != "item":
+                    raise InvalidRecord("Prefill takes one start message, then items")
+                self._worker.deliver(key, request.item.item_index, wire.embedding_ref_from_pb(request.item.ref))
+        except Exception as error:
+            emit(error)
+
+
+def build_prefill(site: Site, language: Language | None, server: grpc.aio.Server) -> PrefillWorker:
+    """The prefill role, registered with the server."""
+    if language is None:
+        raise InternalError("a prefill worker needs the language model")
+    worker = PrefillWorker(site, language)
+    add_PrefillServicer_to_server(PrefillService(site.door, worker), server)
+    return worker
+
+
+def _job(start: pb.PrefillStart) -> PrefillJob:
+    if start.branches < 1:
+        raise InvalidRecord(f"Prefill asks for {start.branches} branches, expected at least 1")
+    generated = tuple(int(token) for token in wire.tokens_from_bytes(start.generated))
+    if generated and start.branches != 1:
+        raise InvalidRecord("a request with several branches cannot be continued from generated tokens")
+    return PrefillJob(
+        request_id=work_key(start.envelope),
+        attempt=start.envelope.attempt,
+        layout=wire.layout_from_pb(start.layout),
+        sampling=wire.sampling_from_pb(start.sampling),
+        branches=start.branches,
+        choice=start.choice,
+        generated=generated,
+        deadline=deadline_of(start.envelope),
+        keep_kv=start.decode_follows,
+    )
+
+
+def _reply(event: PrefillEvent) -> pb.PrefillReply:
+    if isinstance(event, Accepted):
+        return pb.PrefillReply(accepted=pb.Accepted())
+    if isinstance(event, KVRef):
+        return pb.PrefillReply(kv=wire.kv_ref_to_pb(event))
+    if isinstance(event, FirstTokens):
+        tokens = [wire.token_to_pb(token) for token in event.tokens]
+        return pb.PrefillReply(first=pb.FirstTokens(tokens=tokens, times=stage_times(event.times)))
+    raise InternalError(f"no reply for {type(event).__name__}")
+
+
+def stage_times(times: Mapping[str, float]) -> list[common_pb2.StageTime]:
+    return [common_pb2.StageTime(stage=stage, seconds=seconds) for stage, seconds in times.items()]

@@ -1,0 +1,178 @@
+"""The prefill role: pulls rows, computes KV, hands its blocks over as refs."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from triptych.engine.loop import PrefillJob
+from triptych.services.site import KV_ARENA, Language, RoleWorker, Site
+from triptych.transfer.checksum import checksum
+
+from triptych.errors import InternalError, LayoutMismatch, TriptychError
+from triptych.journey import BlockRef, EmbeddingRef, KVRef, RequestId, Role, Shard, Token
+
+log = logging.getLogger(__name__)
+
+_PULL_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Landing rows and blocks are reserved."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokens:
+    """The prompt is computed; one token per branch."""
+
+    tokens: tuple[Token, ...]
+    times: Mapping[str, float]
+
+
+PrefillEvent = Accepted | KVRef | FirstTokens | TriptychError
+Emit = Callable[[PrefillEvent], None]
+
+
+@dataclass(slots=True)
+class _Call:
+    """One prompt being prefilled; also the engine's sink for it."""
+
+    worker: "PrefillWorker"
+    job: PrefillJob
+    lease_seconds: float
+    emit: Emit
+    transfer_seconds: float = 0.0
+    delivered: set[int] = field(default_factory=set)
+
+    def accepted(self) -> None:
+        self.emit(Accepted())
+
+    def kv_ready(self, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int, last: bool) -> None:
+        self.emit(self.worker.export(self, blocks, tokens_begin, tokens_end))
+
+    def first_tokens(self, tokens: tuple[Token, ...], times: Mapping[str, float]) -> None:
+        self.worker.forget(self.job.request_id)
+        self.emit(FirstTokens(tokens, {**times, "transfer": self.transfer_seconds}))
+
+    def failed(self, error: TriptychError) -> None:
+        self.worker.forget(self.job.request_id)
+        self.emit(error)
+
+
+class PrefillWorker(RoleWorker):
+    """Owns the KV blocks of a prompt until the decode worker has released them or their lease has ended."""
+
+    role = Role.PREFILL
+
+    def __init__(self, site: Site, language: Language) -> None:
+        self._site = site
+        self._language = language
+        self._engine = language.engine
+        self._pulls = ThreadPoolExecutor(_PULL_THREADS, thread_name_prefix="pull-rows")
+        self._lock = threading.Lock()
+        self._calls: dict[RequestId, _Call] = {}
+
+    def begin(self, job: PrefillJob, lease_seconds: float, emit: Emit) -> None:
+        """Queue a prompt; everything that happens to it is emitted, from engine and pull threads."""
+        call = _Call(self, job, lease_seconds, emit)
+        with self._lock:
+            self._calls[job.request_id] = call
+        self._engine.prefill(job, call)
+
+    def deliver(self, key: RequestId, item_index: int, ref: EmbeddingRef) -> None:
+        """Pull an item's rows into the request's landing memory. Returns at once; a repeated item is given back.
+
+        Raises LayoutMismatch when the ref is not what the layout expects at that place.
+        """
+        with self._lock:
+            call = self._calls.get(key)
+            fresh = call is not None and item_index not in call.delivered
+            if call is not None and fresh:
+                self._check_ref(call, item_index, ref)
+                call.delivered.add(item_index)
+        if call is None or not fresh:
+            self._language.peers.release(ref.owner, ref.claim_id)
+            return
+        self._pulls.submit(self._pull, call, item_index, ref)
+
+    def export(self, call: _Call, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int) -> KVRef:
+        """A claim on the blocks; the engine's share of them ends with it."""
+        ids = [block.id for block in blocks]
+        slab = self._language.slab
+        claim = self._site.leases.grant(
+            call.job.request_id, call.lease_seconds, lambda: self._engine.release_blocks(ids)
+        )
+        digest = b""
+        if self._site.settings.transfer.checksums:
+            digest = checksum(slab.data.view(slab.num_units, slab.unit_bytes)[ids])
+        return KVRef(
+            claim_id=claim,
+            owner=self._site.owner,
+            blocks=blocks,
+            tokens_begin=tokens_begin,
+            tokens_end=tokens_end,
+            shards=(Shard(rank=0, arena=KV_ARENA, offset=0),),
+            dtype=str(self._site.dtype).removeprefix("torch."),
+            kv_layout=self._language.layout,
+            lease_seconds=call.lease_seconds,
+            event=slab.record_event(),
+            checksum=digest,
+        )
+
+    def forget(self, key: RequestId) -> None:
+        with self._lock:
+            self._calls.pop(key, None)
+
+    def cancel(self, key: RequestId) -> None:
+        self.forget(key)
+        self._engine.cancel(key)
+
+    def gauges(self) -> Mapping[str, float]:
+        return self._engine.snapshot()
+
+    def idle(self) -> bool:
+        return not self._calls and self._engine.idle()
+
+    def check(self) -> None:
+        self._engine.check()
+
+    def stop(self) -> None:
+        self._pulls.shutdown(wait=False, cancel_futures=True)
+
+    def _check_ref(self, call: _Call, item_index: int, ref: EmbeddingRef) -> None:
+        items = call.job.layout.items
+        if not 0 <= item_index < len(items):
+            raise LayoutMismatch(f"rows came for item {item_index}, the prompt has {len(items)} items")
+        item = items[item_index]
+        if ref.item_digest != item.digest or ref.rows != item.rows:
+            raise LayoutMismatch(
+                f"item {item_index}: the prompt expects {item.rows} rows of {item.digest.hex()[:8]}, "
+                f"the encoder offers {ref.rows} rows of {ref.item_digest.hex()[:8]}",
+                item_index=item_index,
+            )
+
+    def _pull(self, call: _Call, item_index: int, ref: EmbeddingRef) -> None:
+        key = call.job.request_id
+        began = time.perf_counter()
+        try:
+            self._language.reader.read_rows(ref, self._engine.landing(key, item_index))
+            call.transfer_seconds += time.perf_counter() - began
+            self._engine.rows_landed(key, item_index)
+        except Exception as error:
+            self._fail(call, error)
+        finally:
+            self._language.peers.release(ref.owner, ref.claim_id)
+
+    def _fail(self, call: _Call, error: Exception) -> None:
+        with self._lock:
+            known = self._calls.pop(call.job.request_id, None) is call
+        if not known:  # cancelled meanwhile: its landing memory is gone, and nobody listens
+            return
+        self._engine.cancel(call.job.request_id)
+        if not isinstance(error, TriptychError):
+            log.error("pulling rows failed", exc_info=error)
+            error = InternalError(f"pulling rows failed: {type(error).__name__}")
+        call.emit(error)

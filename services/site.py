@@ -1,0 +1,111 @@
+"""What the roles of one worker process share: identity, model, settings, memory, claims."""
+
+import abc
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from blake3 import blake3
+from triptych.engine.loop import LanguageEngine
+from triptych.models.loading import load_language
+from triptych.services.guard import Door
+from triptych.services.peers import Peers
+from triptych.transfer.reader import Reader
+
+from triptych.config import Settings
+from triptych.errors import ConfigError
+from triptych.journey import Endpoint, RequestId, Role
+from triptych.models.base import KVGeometry
+from triptych.models.card import ModelCard
+from triptych.transfer.leases import LeaseTable
+from triptych.transfer.slab import Slab, create_slab
+
+log = logging.getLogger(__name__)
+
+EMBEDDING_ARENA = 1
+KV_ARENA = 2
+
+
+@dataclass(slots=True)
+class Site:
+    """One worker process. Slabs are added while its roles are built, then never change."""
+
+    worker_id: str
+    owner: Endpoint
+    card: ModelCard
+    device: torch.device
+    dtype: torch.dtype
+    settings: Settings
+    door: Door
+    leases: LeaseTable = field(default_factory=LeaseTable)
+    slabs: dict[int, Slab] = field(default_factory=dict)
+
+    def add_slab(self, kind: str, arena_id: int, unit_bytes: int, num_units: int) -> Slab:
+        slab = create_slab(kind, arena_id, unit_bytes, num_units, self.device)
+        self.slabs[arena_id] = slab
+        log.info("arena %s: %.1f MiB in %d units", kind, unit_bytes * num_units / 2**20, num_units)
+        return slab
+
+
+class RoleWorker(abc.ABC):
+    """One role of a worker process; nothing in it is async."""
+
+    role: Role
+
+    @abc.abstractmethod
+    def cancel(self, key: RequestId) -> None:
+        """Free what the request holds here. Idempotent; unknown keys are fine."""
+
+    @abc.abstractmethod
+    def gauges(self) -> Mapping[str, float]:
+        """Names and units as in metrics.WORKER_GAUGES."""
+
+    @abc.abstractmethod
+    def idle(self) -> bool:
+        """Whether every pool, queue and table is back to its idle state."""
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Raises with the first broken invariant."""
+
+    @abc.abstractmethod
+    def stop(self) -> None: ...
+
+
+class Language:
+    """The language model of a worker with its engine, KV slab and the way to the neighbours' memory."""
+
+    def __init__(self, site: Site) -> None:
+        settings = site.settings.language
+        self.model = load_language(site.card, site.device, site.dtype)
+        block_bytes = self.model.kv.block_bytes(settings.block_size)
+        num_blocks = settings.kv_bytes // block_bytes
+        if num_blocks < 2:
+            raise ConfigError(
+                f"language.kv_bytes is {settings.kv_bytes}, expected at least {2 * block_bytes} (two blocks)"
+            )
+        self.slab = site.add_slab("kv", KV_ARENA, block_bytes, num_blocks)
+        self.layout = kv_layout(self.model.kv, settings.block_size)
+        self.engine = LanguageEngine(self.model, self.slab, settings)
+        self.peers = Peers(site.owner, site.card.fingerprint, self.layout, site.leases.release)
+        self.reader = Reader(self.peers.connect, site.owner, site.slabs, site.device, site.settings.transfer)
+
+    def stop(self) -> None:
+        self.engine.stop()
+        self.peers.close()
+        self.reader.close()
+
+
+def kv_layout(kv: KVGeometry, block_size: int) -> bytes:
+    """Digest of what two workers must agree on before one copies the other's KV blocks."""
+    facts = (kv.layers, kv.kv_heads, kv.head_size, str(kv.dtype), block_size)
+    return blake3(repr(facts).encode()).digest(16)
+
+
+def merge_gauges(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """One mapping of all roles' gauges; roles that share an engine report the same values."""
+    merged: dict[str, float] = {}
+    for part in parts:
+        merged |= part
+    return merged

@@ -1,0 +1,129 @@
+"""The rpcs every worker answers, whatever its roles; served by the control loop, never behind a device step."""
+
+import asyncio
+import os
+import resource
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from triptych.services.guard import unary, work_key
+from triptych.services.peers import arena_to_pb
+from triptych.services.site import RoleWorker, Site, merge_gauges
+
+from triptych import wire
+from triptych.errors import TransferFailed, TriptychError
+from triptych.multimodal.memfd import MemfdDescriptor, host_id, read_memfd
+from triptych.pb import common_pb2
+from triptych.pb import worker_pb2 as pb
+from triptych.pb.worker_pb2_grpc import WorkerServicer as GeneratedServicer
+
+
+class WorkerService(GeneratedServicer):
+    """Connect, Release, Renew, Cancel, Drain, Status."""
+
+    def __init__(self, site: Site, roles: Sequence[RoleWorker], kv_layout: bytes) -> None:
+        self._site = site
+        self._roles = roles
+        self._kv_layout = kv_layout
+
+    @unary
+    async def Connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
+        self._site.door.check(request.envelope)
+        if request.kv_layout and self._kv_layout and request.kv_layout != self._kv_layout:
+            raise TransferFailed(
+                f"KV layouts differ: {request.kv_layout.hex()[:8]} there, {self._kv_layout.hex()[:8]} here; "
+                "give both workers the same language.block_size and dtype"
+            )
+        arenas = [arena_to_pb(slab.describe()) for slab in self._site.slabs.values()]
+        return pb.ConnectReply(protocol=wire.PROTOCOL, arenas=arenas, kv_layout=self._kv_layout)
+
+    @unary
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> common_pb2.Empty:
+        self._site.door.check(request.envelope)
+        self._site.leases.release(wire.claim_ids_from_pb(request.claim_ids))
+        return common_pb2.Empty()
+
+    @unary
+    async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewReply:
+        self._site.door.check(request.envelope)
+        claims = wire.claim_ids_from_pb(request.claim_ids)
+        return pb.RenewReply(gone=self._site.leases.renew(claims, request.lease_ms / 1000))
+
+    @unary
+    async def Cancel(self, request: pb.CancelRequest, context: Any) -> common_pb2.Empty:
+        self._site.door.check(request.envelope)
+        key = work_key(request.envelope)
+        for role in self._roles:
+            role.cancel(key)
+        self._site.leases.release_request(key)
+        return common_pb2.Empty()
+
+    @unary
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> common_pb2.Empty:
+        self._site.door.check(request.envelope)
+        self._site.door.draining = True
+        return common_pb2.Empty()
+
+    @unary
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
+        site = self._site
+        reply = pb.StatusReply(
+            worker_id=site.worker_id,
+            incarnation=site.owner.incarnation,
+            roles=[role.role.value for role in self._roles],
+            state="draining" if site.door.draining else "ready",
+            model_fingerprint=site.card.fingerprint,
+            device=str(site.device),
+            gauges=[pb.Gauge(name=name, value=value) for name, value in self._gauges().items()],
+            idle=self.idle(),
+            host_id=host_id(),
+            pid=os.getpid(),
+            max_model_len=site.card.max_model_len,
+            block_size=site.settings.language.block_size,
+            protocol=wire.PROTOCOL,
+        )
+        if request.check_invariants:
+            reply.violation = await asyncio.to_thread(self.violation)
+        if request.HasField("probe"):
+            reply.probe_readable, reply.probe_reason = await asyncio.to_thread(_probe, request.probe)
+        return reply
+
+    def idle(self) -> bool:
+        return len(self._site.leases) == 0 and all(role.idle() for role in self._roles)
+
+    def violation(self) -> str:
+        """The first broken invariant of any pool, queue or table here; empty when all hold."""
+        try:
+            self._site.leases.check()
+            for role in self._roles:
+                role.check()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _gauges(self) -> dict[str, float]:
+        gauges = merge_gauges(role.gauges() for role in self._roles)
+        gauges |= {"claims": len(self._site.leases), "rss_bytes": float(_rss_bytes())}
+        gauges |= {"late_releases_total": self._site.leases.late_releases}
+        gauges |= {"expired_claims_total": self._site.leases.expired}
+        if self._site.device.type == "cuda":
+            gauges["device_bytes"] = float(torch.cuda.memory_allocated(self._site.device))
+        return gauges
+
+
+def _probe(probe: pb.MemfdProbe) -> tuple[bool, str]:
+    """Whether this process can read the caller's memory, by reading its nonce."""
+    try:
+        found = bytes(read_memfd(MemfdDescriptor(probe.host_id, probe.pid, probe.fd), len(probe.nonce)))
+    except TriptychError as error:
+        return False, error.message
+    return (True, "") if found == probe.nonce else (False, "the memory there holds something else")
+
+
+def _rss_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    except OSError:  # not Linux: the peak is the best there is
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,82 @@
+"""The Ray actors: a worker process with its roles, and a router process.
+
+Their modules are loaded by name inside the actor. The process that starts the cluster needs the classes but not what
+they run, so it stays free of torch and starts fast; and the router's process never sees torch at all.
+"""
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from triptych.config import Settings
+from triptych.journey import Endpoint, Role
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAddress:
+    """What a router must know to reach a worker."""
+
+    worker_id: str
+    roles: frozenset[Role]
+    endpoint: Endpoint
+    pid: int
+
+
+class WorkerActor:
+    """One worker. Ray runs the constructor again when the process dies, as a new incarnation on a new port."""
+
+    def __init__(self, worker_id: str, roles: Sequence[str], settings: Settings) -> None:
+        _log_to_stderr(settings)
+        host_module: Any = importlib.import_module("triptych.services.host")
+        roles_module: Any = importlib.import_module("triptych.cluster.roles")
+        placement = host_module.Placement(
+            worker_id=worker_id,
+            roles=frozenset(Role(role) for role in roles),
+            bind_host=ray.util.get_node_ip_address(),
+            device=settings.serve.device,
+        )
+        self._host = host_module.WorkerHost(placement, roles_module.BUILDERS, settings)
+        self._address = WorkerAddress(worker_id, placement.roles, self._host.start(), os.getpid())
+
+    def address(self) -> WorkerAddress:
+        return self._address
+
+    def stop(self) -> None:
+        self._host.stop()
+
+
+class RouterActor:
+    """One router. After a restart it has the same port and learns its workers from the supervisor's next push."""
+
+    def __init__(self, settings: Settings) -> None:
+        _log_to_stderr(settings)
+        server_module: Any = importlib.import_module("triptych.router.server")
+        card_module: Any = importlib.import_module("triptych.models.card")
+        card = card_module.load_card(settings.serve.model, settings.serve.dtype)
+        self._server = server_module.RouterServer(settings, card)
+        self._port: int = self._server.start()
+
+    def port(self) -> int:
+        return self._port
+
+    def update(self, workers: Sequence[WorkerAddress]) -> None:
+        self._server.update(workers)
+
+    def modules(self) -> list[str]:
+        """Top-level packages loaded in the router's process; a test looks for torch."""
+        return sorted({name.partition(".")[0] for name in sys.modules})
+
+    def stop(self) -> None:
+        self._server.stop()
+
+
+def _log_to_stderr(settings: Settings) -> None:
+    logging.basicConfig(
+        level=settings.router.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s", force=True
+    )

@@ -1,0 +1,177 @@
+"""Starts the workers and the router, keeps the router told who is alive, ends what it started."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from triptych.cluster.actors import RouterActor, WorkerActor, WorkerAddress
+from triptych.cluster.runtime import RayRuntime
+from triptych.config import TOPOLOGIES, Settings
+from triptych.errors import ClusterError, ConfigError
+from triptych.journey import Role
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str], None]
+
+_START_SECONDS = 600.0
+_POLL_SECONDS = 0.25
+_CALL_SECONDS = 5.0
+_STOP_SECONDS = 5.0
+
+
+def plan_workers(settings: Settings) -> list[tuple[str, frozenset[Role]]]:
+    """Name and roles of every worker. Pure.
+
+    A process that has several roles counts as one worker of each: its number is the largest that any of them asks.
+    """
+    counts = {
+        Role.ENCODE: settings.serve.encoders,
+        Role.PREFILL: settings.serve.prefills,
+        Role.DECODE: settings.serve.decodes,
+    }
+    workers = []
+    for roles in TOPOLOGIES[settings.serve.topology]:
+        name = "".join(role.value[0] for role in Role if role in roles) if len(roles) > 1 else next(iter(roles)).value
+        workers += [(f"{name}-{index}", roles) for index in range(max(counts[role] for role in roles))]
+    return workers
+
+
+class Supervisor:
+    """A running cluster. `start` returns when a router answers and every worker is ready; `stop` is idempotent."""
+
+    def __init__(self, settings: Settings, progress: Progress = log.info) -> None:
+        self._settings = settings
+        self._progress = progress
+        self._runtime: RayRuntime | None = None
+        self._workers: dict[str, Any] = {}  # worker id -> actor handle
+        self._router: Any = None
+        self._addresses: dict[str, WorkerAddress] = {}
+        self._done = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
+        self.port = 0
+
+    def start(self) -> int:
+        """The router's port. Raises ConfigError or ClusterError with the first worker's reason, after cleaning up."""
+        try:
+            self._progress("starting Ray")
+            self._runtime = RayRuntime()
+            self._create_actors()
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        self._watcher.start()
+        return self.port
+
+    def addresses(self) -> Sequence[WorkerAddress]:
+        return list(self._addresses.values())
+
+    def router_modules(self) -> list[str]:
+        modules: list[str] = ray.get(self._router.modules.remote(), timeout=_CALL_SECONDS)
+        return modules
+
+    def stop(self) -> None:
+        """End the router, then the workers, then Ray if it was started here."""
+        if self._done.is_set():
+            return
+        self._done.set()
+        if self._watcher.is_alive():
+            self._watcher.join(timeout=_STOP_SECONDS)
+        actors = ([self._router] if self._router is not None else []) + list(self._workers.values())
+        stopping = [actor.stop.remote() for actor in actors]
+        if stopping:
+            ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECONDS)
+        for actor in actors:
+            ray.kill(actor, no_restart=True)
+        if self._runtime is not None:
+            self._runtime.close()
+
+    def _create_actors(self) -> None:
+        settings = self._settings
+        gpus = self._gpus_per_worker()
+        worker_class = ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=-1, max_concurrency=4)(WorkerActor)
+        for worker_id, roles in plan_workers(settings):
+            self._workers[worker_id] = worker_class.remote(worker_id, sorted(roles), settings)
+        router_class = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4)(RouterActor)
+        self._router = router_class.remote(settings)
+
+    def _gpus_per_worker(self) -> float:
+        """An equal share of the GPUs Ray has, so that workers fit however few there are; 0 without GPUs."""
+        available = ray.cluster_resources().get("GPU", 0.0)
+        if self._settings.serve.device == "cpu" or available == 0:
+            if self._settings.serve.device == "cuda":
+                raise ConfigError("serve.device is 'cuda', but Ray sees no GPU; use --device cpu")
+            return 0.0
+        share = available / len(plan_workers(self._settings))
+        return float(int(share)) if share >= 1 else int(share * 1000) / 1000
+
+    def _wait_ready(self) -> None:
+        """Until every actor's constructor has finished; tells which are still loading."""
+        calls = {worker_id: actor.address.remote() for worker_id, actor in self._workers.items()}
+        port_call = self._router.port.remote()
+        began, told = time.monotonic(), 0.0
+        waiting = {**calls, "router": port_call}
+        while waiting:
+            ready, _ = ray.wait(list(waiting.values()), timeout=0.5)
+            for name in [name for name, call in waiting.items() if call in ready]:
+                self._take_ready(name, waiting.pop(name))
+            elapsed = time.monotonic() - began
+            if waiting and elapsed - told >= 2:
+                told = elapsed
+                self._progress(f"loading {', '.join(waiting)} ({elapsed:.0f} s)")
+            if elapsed > _START_SECONDS:
+                raise ClusterError(f"{', '.join(waiting)} did not start within {_START_SECONDS:.0f} s")
+        self._push()
+
+    def _take_ready(self, name: str, call: Any) -> None:
+        try:
+            value = ray.get(call)
+        except RayActorError as error:
+            raise ConfigError(f"{name} could not start: {_reason(error)}") from error
+        if name == "router":
+            self.port = value
+        else:
+            self._addresses[name] = value
+        self._progress(f"{name} ready")
+
+    def _watch(self) -> None:
+        """Notice restarts (a new incarnation), and keep every router's list current."""
+        while not self._done.wait(_POLL_SECONDS):
+            try:
+                self._refresh()
+                self._push()
+            except RayError as error:
+                log.warning("cluster state unknown for now: %s", _reason(error))
+
+    def _refresh(self) -> None:
+        calls = {actor.address.remote(): worker_id for worker_id, actor in self._workers.items()}
+        ready, pending = ray.wait(list(calls), num_returns=len(calls), timeout=_CALL_SECONDS)
+        alive = {}
+        for call in ready:
+            try:
+                alive[calls[call]] = ray.get(call)
+            except (RayActorError, GetTimeoutError):
+                log.info("%s is down, Ray is restarting it", calls[call])
+        for call in pending:
+            ray.cancel(call)
+        for worker_id in self._workers:
+            before, after = self._addresses.get(worker_id), alive.get(worker_id)
+            if before is not None and after is not None and before.endpoint != after.endpoint:
+                log.info("%s is back as a new process", worker_id)
+        self._addresses = alive
+
+    def _push(self) -> None:
+        ray.get(self._router.update.remote(list(self._addresses.values())), timeout=_CALL_SECONDS)
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost message of a Ray error, in one line."""
+    text = str(error).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
