@@ -1,0 +1,214 @@
+"""The workers a router knows, and the snapshot that placement decides on."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from triptych.config import RouterSettings
+from triptych.errors import NoWorker, TransferFailed
+from triptych.journey import Role
+from triptych.metrics import RouterMetrics, WorkerGauges
+from triptych.multimodal.memfd import MediaMemory
+from triptych.router.link import KnownWorker, LinkState, RouterIdentity, WorkerLink
+from triptych.router.placement import RoleColumns, Snapshot, place_items, place_prompt, place_stream
+
+logger = logging.getLogger(__name__)
+
+RESTART_PATIENCE_SECONDS = 20.0
+
+
+class Fleet:
+    """Told who there is by `update`; finds out the rest itself. All methods belong to the router's event loop."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        fingerprint: bytes,
+        metrics: RouterMetrics,
+        workers: Sequence[KnownWorker] = (),
+        *,
+        media_by_memfd: bool = True,
+        restart_patience_seconds: float = RESTART_PATIENCE_SECONDS,
+    ) -> None:
+        self.router_id = secrets.token_hex(8)
+        self.snapshot = Snapshot.of(())
+        self._patience_seconds = min(settings.stage_timeout_seconds, restart_patience_seconds)
+        self._metrics = metrics
+        self._gauges = WorkerGauges()
+        metrics.add_workers(self._gauges)
+        nonce = secrets.token_bytes(16)
+        probe = _probe_memory(nonce) if media_by_memfd else None
+        self._identity = RouterIdentity(self.router_id, fingerprint, settings.status_interval_seconds, probe, nonce)
+        self._known: dict[str, KnownWorker] = {worker.worker_id: worker for worker in workers}
+        self._links: dict[str, WorkerLink] = {}
+        self._rows: list[WorkerLink] = []
+        self._seen: set[Role] = set()  # roles that have had a ready worker
+        self._news = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._running = False
+
+    async def start(self) -> None:
+        self._running = True
+        self.update(list(self._known.values()))
+
+    async def stop(self) -> None:
+        self._running = False
+        links = list(self._links.values())
+        self._links.clear()
+        self._rebuild()
+        await asyncio.gather(*(link.close() for link in links), *self._closing, return_exceptions=True)
+        if self._identity.probe is not None:
+            self._identity.probe.close()
+
+    def update(self, workers: Sequence[KnownWorker]) -> None:
+        """Who there is from now on: whoever is missing, or has become another process, is lost at once."""
+        before, self._known = self._known, {worker.worker_id: worker for worker in workers}
+        if not self._running:
+            return
+        for worker_id in list(self._links):
+            if self._known.get(worker_id) != before.get(worker_id) and not self._is(self._known.get(worker_id)):
+                self._close(self._links.pop(worker_id))
+        for worker in workers:
+            if worker.worker_id not in self._links:
+                self._links[worker.worker_id] = WorkerLink(worker, self._identity, self._refresh)
+        self._rebuild()
+
+    @property
+    def links(self) -> Sequence[WorkerLink]:
+        """In the order of the snapshot's rows."""
+        return self._rows
+
+    def is_ready(self, role: Role) -> bool:
+        return bool(self.snapshot.roles[role].ready.any())
+
+    async def wait_ready(self, role: Role) -> None:
+        """Returns once a worker of the role is ready; waits only for one that comes back. Raises NoWorker."""
+        if role not in self._seen and not self.is_ready(role):
+            raise NoWorker(f"no {role} worker is ready")
+        try:
+            async with asyncio.timeout(self._patience_seconds):
+                while not self.is_ready(role):
+                    await self._news.wait()
+        except TimeoutError:
+            raise NoWorker(f"no {role} worker is ready, after {self._patience_seconds:g} s of waiting") from None
+
+    async def encoders_for(self, encoder_tokens: Sequence[int], avoid: Collection[WorkerLink] = ()) -> list[WorkerLink]:
+        """The encoder for each item. Raises NoWorker."""
+        await self.wait_ready(Role.ENCODE)
+        rows = place_items(self.snapshot.roles[Role.ENCODE], encoder_tokens, self._rows_of(avoid))
+        return [self._rows[row] for row in rows]
+
+    async def prefill_for(self, avoid: Collection[WorkerLink] = ()) -> WorkerLink:
+        """The worker for a prompt. Raises NoWorker."""
+        await self.wait_ready(Role.PREFILL)
+        return self._rows[place_prompt(self.snapshot.roles[Role.PREFILL], self._rows_of(avoid))]
+
+    async def decode_for(self, avoid: Collection[WorkerLink] = ()) -> WorkerLink:
+        """The worker for a stream of tokens. Raises NoWorker."""
+        await self.wait_ready(Role.DECODE)
+        return self._rows[place_stream(self.snapshot.roles[Role.DECODE], self._rows_of(avoid))]
+
+    def max_model_len(self, of_card: int) -> int:
+        """Tokens of prompt and output together that some ready decode worker takes."""
+        limits = [_token_limit(link) for link in self._rows if link.takes(Role.DECODE)]
+        return min(of_card, max(limits, default=of_card))
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The workers as JSON values, for /v1/cluster."""
+        return [
+            {
+                "id": link.worker_id,
+                "address": link.address,
+                "incarnation": str(link.incarnation),  # 64 bits: more than a JSON reader's number may hold
+                "roles": sorted(link.roles),
+                "state": str(link.state),
+                "device": link.status.device,
+                "pid": link.status.pid,
+                "idle": link.status.idle,
+                "media": "memfd" if link.media_by_memfd else "chunks",
+                "gauges": dict(sorted(link.gauges.items())),
+                "booked": {str(role): link.bookings[role].total for role in sorted(link.roles)},
+            }
+            for link in self._rows
+        ]
+
+    def _is(self, worker: KnownWorker | None) -> bool:
+        """Whether the link of this worker is already the process it is said to be."""
+        link = self._links.get(worker.worker_id) if worker else None
+        return bool(worker and link and link.endpoint == worker.endpoint and link.state is not LinkState.LOST)
+
+    def _refresh(self, link: WorkerLink) -> None:
+        """Writes one worker's row; replaces a lost link while its worker is still said to be there."""
+        if self._links.get(link.worker_id) is not link:
+            return
+        if link.state is LinkState.LOST:
+            self._replace(link)
+            return
+        self._write(self.snapshot.worker_ids.index(link.worker_id), link)
+        self._publish()
+
+    def _replace(self, lost: WorkerLink) -> None:
+        self._close(self._links.pop(lost.worker_id))
+        worker = self._known.get(lost.worker_id)
+        if worker is not None and self._running:
+            # Whoever answers there now is welcome; who it is, its Status tells.
+            anyone = KnownWorker(worker.worker_id, type(worker.endpoint)(worker.endpoint.address, 0), worker.roles)
+            self._links[worker.worker_id] = WorkerLink(anyone, self._identity, self._refresh)
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        self.snapshot = Snapshot.of(list(self._links))
+        self._rows = [self._links[worker_id] for worker_id in self.snapshot.worker_ids]
+        for row, link in enumerate(self._rows):
+            self._write(row, link)
+        self._publish()
+
+    def _write(self, row: int, link: WorkerLink) -> None:
+        for role in link.roles:
+            columns = self.snapshot.roles[role]
+            columns.ready[row] = link.takes(role)
+            columns.booked[row] = link.bookings[role].total
+            _write_load(columns, row, role, link)
+            if columns.ready[row]:
+                self._seen.add(role)
+
+    def _publish(self) -> None:
+        self._gauges.by_worker = {(link.worker_id, "+".join(sorted(link.roles))): link.gauges for link in self._rows}
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _rows_of(self, links: Collection[WorkerLink]) -> list[int]:
+        return [row for row, link in enumerate(self._rows) if link in links]
+
+    def _close(self, link: WorkerLink) -> None:
+        link.lose("it is no longer among the workers")
+        task = asyncio.create_task(link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+def _write_load(columns: RoleColumns, row: int, role: Role, link: WorkerLink) -> None:
+    gauges = link.gauges
+    if role is Role.ENCODE:
+        columns.reported[row] = gauges.get("encoder_queued_tokens", 0)
+    elif role is Role.PREFILL:
+        columns.reported[row] = gauges.get("prefill_queued_tokens", 0)
+    else:
+        columns.room[row] = gauges.get("kv_blocks", 0)
+        columns.reported[row] = gauges.get("kv_blocks", 0) - gauges.get("kv_free_blocks", 0)
+
+
+def _token_limit(link: WorkerLink) -> int:
+    status = link.status
+    limits = [status.max_model_len, status.kv_blocks * status.block_size]
+    return min((limit for limit in limits if limit > 0), default=1 << 31)
+
+
+def _probe_memory(nonce: bytes) -> MediaMemory | None:
+    try:
+        return MediaMemory(nonce)
+    except TransferFailed as error:
+        logger.warning("media travel in chunks: %s", error)
+        return None

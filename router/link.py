@@ -1,0 +1,236 @@
+"""One incarnation of one worker, as the router sees it: its state, its load, its calls, its token stream.
+
+A link never changes process: when the worker at the address turns out to be another one, the link is lost, everything
+held on it ends with WorkerLost at once, and the fleet makes a new link.
+"""
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from triptych import wire
+from triptych.errors import InvalidRecord, TriptychError, WorkerLost
+from triptych.journey import Endpoint, Role
+from triptych.multimodal.memfd import MediaMemory
+from triptych.pb import common_pb2, worker_pb2
+from triptych.router.bookings import Bookings
+from triptych.router.calls import WorkerCalls
+from triptych.router.token_feed import TokenFeed
+
+logger = logging.getLogger(__name__)
+
+STATUS_TIMEOUT_SECONDS = 5.0
+MISSES_UNTIL_LOST = 3
+CANCEL_TIMEOUT_SECONDS = 2.0
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownWorker:
+    """A worker the router is told about; incarnation 0 means that its Status is to tell."""
+
+    worker_id: str
+    endpoint: Endpoint
+    roles: frozenset[Role] = frozenset()  # empty: its Status is to tell
+
+
+@dataclass(frozen=True, slots=True)
+class RouterIdentity:
+    """Who asks, about which model, and how often for news."""
+
+    router_id: str
+    fingerprint: bytes
+    status_interval_seconds: float
+    probe: MediaMemory | None  # holds the router's nonce; None: media always travel in chunks
+    nonce: bytes = b""
+
+
+class LinkState(enum.StrEnum):
+    UNKNOWN = "unknown"  # has not answered (yet, or lately), or is loading
+    READY = "ready"
+    DRAINING = "draining"  # finishes what it has, takes nothing new
+    UNFIT = "unfit"  # another model or protocol
+    LOST = "lost"  # the end
+
+
+LINK_MOVES: Mapping[LinkState, tuple[LinkState, ...]] = {
+    LinkState.UNKNOWN: (LinkState.READY, LinkState.DRAINING, LinkState.UNFIT, LinkState.LOST),
+    LinkState.READY: (LinkState.UNKNOWN, LinkState.DRAINING, LinkState.LOST),
+    LinkState.DRAINING: (LinkState.UNKNOWN, LinkState.READY, LinkState.LOST),
+    LinkState.UNFIT: (LinkState.UNKNOWN, LinkState.LOST),
+    LinkState.LOST: (),
+}
+
+
+class WorkerLink:
+    """Owned by the fleet; requests hold it while they have work there."""
+
+    def __init__(self, worker: KnownWorker, identity: RouterIdentity, changed: Callable[["WorkerLink"], None]) -> None:
+        self.worker_id = worker.worker_id
+        self.address = worker.endpoint.address
+        self.incarnation = worker.endpoint.incarnation
+        self.roles = worker.roles
+        self.state = LinkState.UNKNOWN
+        self.status = worker_pb2.StatusReply()
+        self.gauges: dict[str, float] = {}
+        self.media_by_memfd = False
+        self.bookings = {role: Bookings(lambda: changed(self)) for role in Role}
+        self._identity = identity
+        self._changed = changed
+        self._misses = 0
+        self._channel = grpc.aio.insecure_channel(self.address, options=wire.CHANNEL_OPTIONS)
+        self.calls = WorkerCalls(self._channel)
+        self.tokens = TokenFeed(self.calls, lambda: self.envelope(b"", 0, _FOREVER_SECONDS))
+        self._held: set[asyncio.Task[Any]] = set()
+        self._tasks = [asyncio.create_task(self._watch(), name=f"watch {self.worker_id}")]
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.address, self.incarnation)
+
+    @property
+    def is_lost(self) -> bool:
+        return self.state is LinkState.LOST
+
+    def takes(self, role: Role) -> bool:
+        return self.state is LinkState.READY and role in self.roles
+
+    def envelope(self, request_id: bytes, attempt: int, deadline_seconds: float) -> common_pb2.Envelope:
+        identity = self._identity
+        return wire.envelope(
+            request_id, attempt, identity.router_id, self.incarnation, deadline_seconds, identity.fingerprint
+        )
+
+    async def hold(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of work that depends on this worker; WorkerLost as soon as the worker is known to be lost."""
+        if self.is_lost:
+            work.close()
+            raise self._loss()
+        task = asyncio.ensure_future(work)
+        self._held.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            waiting = asyncio.current_task()
+            if task.cancelled() and self.is_lost and not (waiting and waiting.cancelling()):
+                raise self._loss() from None
+            raise
+        finally:
+            self._held.discard(task)
+
+    async def cancel(self, request_id: bytes, attempt: int) -> None:
+        """Asks the worker to free what the request holds; a worker that cannot be asked frees it by its leases."""
+        if self.state is LinkState.LOST:
+            return
+        envelope = self.envelope(request_id, attempt, CANCEL_TIMEOUT_SECONDS)
+        try:
+            await self.calls.cancel(worker_pb2.CancelRequest(envelope=envelope), timeout=CANCEL_TIMEOUT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            logger.info("worker %s was not told of a cancel: %s", self.worker_id, error.code().name)
+
+    def lose(self, reason: str) -> None:
+        """Ends the link and everything held on it; losing it again does nothing."""
+        if self.state is LinkState.LOST:
+            return
+        logger.warning("worker %s at %s is lost: %s", self.worker_id, self.address, reason)
+        self._move(LinkState.LOST)
+        self.tokens.fail_all(self._loss())
+        for task in self._held:
+            task.cancel()
+        self._changed(self)
+
+    async def close(self) -> None:
+        """Frees the channel; the link is lost afterwards."""
+        self.lose("the router lets go of it")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._channel.close()
+
+    async def _watch(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while self.state is not LinkState.LOST:
+            asked_at = clock()
+            try:
+                reply = await self.calls.status(self._question(), timeout=STATUS_TIMEOUT_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                self._missed(error)
+            else:
+                self._heard(reply, asked_at)
+            await asyncio.sleep(self._identity.status_interval_seconds)
+
+    def _question(self) -> worker_pb2.StatusRequest:
+        request = worker_pb2.StatusRequest(
+            envelope=wire.envelope(b"", 0, self._identity.router_id, 0, STATUS_TIMEOUT_SECONDS, b"")
+        )
+        if self._identity.probe is not None and not self.status.worker_id:
+            where = self._identity.probe.descriptor
+            request.probe.CopyFrom(
+                worker_pb2.MemfdProbe(host_id=where.host_id, pid=where.pid, fd=where.fd, nonce=self._identity.nonce)
+            )
+        return request
+
+    def _missed(self, error: grpc.aio.AioRpcError) -> None:
+        self._misses += 1
+        known = bool(self.status.worker_id)
+        if known and self._misses >= MISSES_UNTIL_LOST:
+            self.lose(f"{self._misses} questions unanswered, the last with {error.code().name}")
+        elif self.state is not LinkState.UNKNOWN:
+            self._move(LinkState.UNKNOWN)
+            self._changed(self)
+
+    def _heard(self, reply: worker_pb2.StatusReply, asked_at: float) -> None:
+        if self.state is LinkState.LOST:
+            return
+        self._misses = 0
+        if self.incarnation not in (0, reply.incarnation):
+            self.lose("another process answers at its address")
+            return
+        if not self.status.worker_id:
+            self._meet(reply)
+        self.status = reply
+        self.gauges = {gauge.name: gauge.value for gauge in reply.gauges}
+        for bookings in self.bookings.values():
+            bookings.cover(asked_at)
+        state = self._state_told_by(reply)
+        if state is not self.state:
+            self._move(state)
+        self._changed(self)
+
+    def _meet(self, reply: worker_pb2.StatusReply) -> None:
+        """The first answer: who it is, and whether it can read this process's media memory."""
+        self.incarnation = reply.incarnation
+        self.roles = frozenset(Role(role) for role in reply.roles if role in set(Role)) or self.roles
+        self.media_by_memfd = self._identity.probe is not None and reply.probe_readable
+        if self._identity.probe is not None and not reply.probe_readable:
+            logger.info("media go to worker %s in chunks: %s", self.worker_id, reply.probe_reason)
+        if Role.DECODE in self.roles:
+            self._tasks.append(asyncio.create_task(self.tokens.run(), name=f"tokens of {self.worker_id}"))
+
+    def _state_told_by(self, reply: worker_pb2.StatusReply) -> LinkState:
+        if reply.state == "draining":
+            return LinkState.DRAINING
+        if reply.state != "ready":
+            return LinkState.UNKNOWN
+        if reply.model_fingerprint != self._identity.fingerprint or reply.protocol != wire.PROTOCOL:
+            return LinkState.UNFIT
+        return LinkState.READY
+
+    def _move(self, state: LinkState) -> None:
+        if state not in LINK_MOVES[self.state]:
+            raise InvalidRecord(f"a worker cannot go from {self.state} to {state}")
+        logger.info("worker %s at %s: %s -> %s", self.worker_id, self.address, self.state, state)
+        self.state = state
+
+    def _loss(self) -> TriptychError:
+        return WorkerLost(f"worker {self.worker_id} went away while it held the request")
+
+
+_FOREVER_SECONDS = 3600.0 * 24

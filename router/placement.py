@@ -1,0 +1,91 @@
+"""Which worker gets what: pure functions over a columnar snapshot of the fleet.
+
+The fleet keeps the columns up to date in place; rows are in the order of worker ids, so that the first of several
+equals is the one with the lowest id. Reported load is as old as the worker's last status; what this router has placed
+since then stands in columns of its own and is added.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from triptych.errors import NoWorker
+from triptych.journey import Role
+
+Float64Array = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class RoleColumns:
+    """One role's view of all workers, one row each.
+
+    ready:    takes work of this role now: fit, answering, not draining
+    reported: load the worker told last (encoder or prefill tokens queued; for decode, blocks in use and reserved)
+    booked:   load this router has placed that no report covers yet, same unit
+    room:     what the worker has altogether, same unit; infinite where load only queues
+    """
+
+    ready: BoolArray
+    reported: Float64Array
+    booked: Float64Array
+    room: Float64Array
+
+    @classmethod
+    def empty(cls, num_workers: int) -> "RoleColumns":
+        zeros = np.zeros(num_workers)
+        return cls(np.zeros(num_workers, dtype=np.bool_), zeros.copy(), zeros.copy(), np.full(num_workers, np.inf))
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """What placement knows about the fleet; row i of every column is worker_ids[i]."""
+
+    worker_ids: tuple[str, ...] = ()
+    roles: dict[Role, RoleColumns] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, worker_ids: Sequence[str]) -> "Snapshot":
+        ordered = tuple(sorted(worker_ids))
+        return cls(ordered, {role: RoleColumns.empty(len(ordered)) for role in Role})
+
+
+def place_items(columns: RoleColumns, encoder_tokens: Sequence[int], avoid: Collection[int] = ()) -> list[int]:
+    """Row for each item, in order: the encoder with the least queued tokens, counting the items placed before it.
+
+    avoid: rows used only where no other is ready. Raises NoWorker.
+    """
+    ready = _candidates(columns, Role.ENCODE, avoid)
+    load = np.where(ready, columns.reported + columns.booked, np.inf)
+    rows = []
+    for tokens in encoder_tokens:
+        row = int(load.argmin())
+        load[row] += tokens
+        rows.append(row)
+    return rows
+
+
+def place_prompt(columns: RoleColumns, avoid: Collection[int] = ()) -> int:
+    """Row of the prefill worker with the least queued tokens. Raises NoWorker."""
+    ready = _candidates(columns, Role.PREFILL, avoid)
+    return int(np.where(ready, columns.reported + columns.booked, np.inf).argmin())
+
+
+def place_stream(columns: RoleColumns, avoid: Collection[int] = ()) -> int:
+    """Row of the decode worker with the most free blocks. Raises NoWorker."""
+    ready = _candidates(columns, Role.DECODE, avoid)
+    return int(np.where(ready, columns.room - columns.reported - columns.booked, -np.inf).argmax())
+
+
+def _candidates(columns: RoleColumns, role: Role, avoid: Collection[int]) -> BoolArray:
+    ready = columns.ready
+    if avoid:
+        others = ready.copy()
+        others[list(avoid)] = False
+        if others.any():
+            return others
+    if not ready.any():
+        raise NoWorker(f"no {role} worker is ready")
+    return ready
