@@ -1,0 +1,116 @@
+"""The `triptych` command: serve, ask, status, bench, demo. Parses, then loads only what the chosen command needs."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+from triptych.config import TOPOLOGIES
+from triptych.errors import TriptychError
+
+COMMANDS = {
+    "serve": "triptych.cluster.serve:run",
+    "demo": "triptych.cluster.demo:run",
+    "ask": "triptych.client:run_ask",
+    "status": "triptych.client:run_status",
+    "bench": "triptych.loadgen.command:run",
+}
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parsed = build_parser().parse_args(arguments)
+    module, _, function = COMMANDS[parsed.command].partition(":")
+    run = cast(Callable[[argparse.Namespace], int], getattr(importlib.import_module(module), function))
+    try:
+        return run(parsed)
+    except TriptychError as error:
+        print(f"triptych {parsed.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="triptych", description="Multimodal model serving in three panels")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_serve(commands.add_parser("serve", help="start encoders, prefill and decode workers and the router"))
+    _add_demo(
+        commands.add_parser("demo", help="start a server, ask about the pictures in tests/data")
+    )
+    _add_ask(commands.add_parser("ask", help="ask a running server, with or without pictures"))
+    _add_status(commands.add_parser("status", help="the live cluster as a table"))
+    _add_bench(commands.add_parser("bench", help="load a server and measure it"))
+    return parser
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", nargs="?", help="a local folder or a hub id (default: the embedded model)"
+    )
+    parser.add_argument("--served-name", help="model name that requests use (default: the folder's name)")
+    parser.add_argument("--topology", choices=TOPOLOGIES, help="which roles share a process (default: e+p+d)")
+    parser.add_argument("--encoders", type=int, help="encoder workers (default: 1)")
+    parser.add_argument("--prefills", type=int, help="prefill workers (default: 1)")
+    parser.add_argument("--decodes", type=int, help="decode workers (default: 1)")
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one (default: 8000)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--config", type=Path, help="TOML file of settings; flags and TRIPTYCH_* variables override it")
+    parser.add_argument(
+        "--allow-media-cidr",
+        action="append",
+        metavar="CIDR",
+        help="non-public network that image URLs may point to, e.g. 127.0.0.0/8; may be repeated",
+    )
+
+
+def _add_demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pictures", type=Path, default=Path("tests/data"), help="folder with questions.json")
+    parser.add_argument("--topology", choices=TOPOLOGIES)
+
+
+def _add_ask(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("question")
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE_OR_URL", help="a picture; may be repeated, in order"
+    )
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
+    parser.add_argument("--model", help="model name (default: the first the server lists)")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--api-key", default="")
+    parser.add_argument("--timeline", action="store_true", help="also print where the time went")
+
+
+def _add_status(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
+    parser.add_argument("--api-key", default="")
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"any OpenAI-compatible server (default: {DEFAULT_URL})")
+    parser.add_argument("--model", help="model name (default: the first the server lists)")
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--images", type=int, default=1, help="images per request")
+    parser.add_argument("--size", default="224x224", help="image size, WIDTHxHEIGHT")
+    parser.add_argument("--text-tokens", type=int, default=32, help="words of text per request")
+    parser.add_argument("--max-tokens", type=int, default=32)
+    pace = parser.add_mutually_exclusive_group()
+    pace.add_argument("--concurrency", type=int, help="closed loop: requests in flight (default: 1)")
+    pace.add_argument("--rate", type=float, help="open loop: Poisson arrivals per second")
+    parser.add_argument("--repeat-share", type=float, default=0.0, help="share of images that were sent before")
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--slo-ttft", type=float, help="seconds")
+    parser.add_argument("--slo-tpot", type=float, help="seconds per output token")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds per request")
+    parser.add_argument("--api-key", default="")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""`triptych ask` and `triptych status`: a small HTTP client for people at a terminal."""
+
+import argparse
+import base64
+import json
+import mimetypes
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from triptych.errors import ClusterError, InvalidRequest
+
+_CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = 300.0
+
+
+def run_ask(arguments: argparse.Namespace) -> int:
+    """Print the answer as it comes; with --timeline, also the seconds of each stage."""
+    client = Client(arguments.url, arguments.api_key)
+    body = {
+        "model": arguments.model or client.first_model(),
+        "messages": [{"role": "user", "content": [*map(image_part, arguments.image), text_part(arguments.question)]}],
+        "max_tokens": arguments.max_tokens,
+        "temperature": arguments.temperature,
+    }
+    if arguments.timeline:
+        answer, timeline = client.ask(body)
+        print(answer)
+        print_timeline(timeline)
+        return 0
+    for piece in client.stream(body):
+        print(piece, end="", flush=True)
+    print()
+    return 0
+
+
+def run_status(arguments: argparse.Namespace) -> int:
+    """Print the live cluster: worker, roles, state, queue, cache, memory."""
+    workers = Client(arguments.url, arguments.api_key).get("/v1/cluster")["workers"]
+    table = Table("worker", "roles", "state", "queue", "running", "cache", "KV blocks free", "memory", "claims")
+    for worker in workers:
+        table.add_row(worker["worker_id"], ", ".join(worker["roles"]), worker["state"], *_figures(worker["gauges"]))
+    Console().print(table)
+    return 0 if workers and all(worker["state"] == "ready" for worker in workers) else 1
+
+
+class Client:
+    """An OpenAI-compatible server; errors come out as ours, with the server's words."""
+
+    def __init__(self, url: str, api_key: str = "") -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        timeout = httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS)
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._http = httpx.Client(base_url=self._url, headers=headers, timeout=timeout, trust_env=False)
+
+    def get(self, path: str) -> Any:
+        return self._checked(self._send(self._http.build_request("GET", path))).json()
+
+    def first_model(self) -> str:
+        models = self.get("/v1/models")["data"]
+        if not models:
+            raise ClusterError(f"the server at {self._url} lists no model")
+        return str(models[0]["id"])
+
+    def ask(self, body: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
+        """The whole answer, and the seconds of each stage as the server reports them."""
+        request = self._http.build_request(
+            "POST", "/v1/chat/completions", json=body, headers={"x-triptych-timeline": "1"}
+        )
+        response = self._checked(self._send(request))
+        answer = response.json()["choices"][0]["message"]["content"]
+        return answer, parse_server_timing(response.headers.get("server-timing", ""))
+
+    def stream(self, body: Mapping[str, Any]) -> Iterator[str]:
+        request = self._http.build_request("POST", "/v1/chat/completions", json={**body, "stream": True})
+        response = self._send(request, stream=True)
+        try:
+            if response.status_code != httpx.codes.OK:
+                response.read()
+            for line in self._checked(response).iter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    raise ClusterError(event["error"]["message"])
+                for choice in event["choices"]:
+                    yield choice["delta"].get("content") or ""
+        finally:
+            response.close()
+
+    def _send(self, request: httpx.Request, stream: bool = False) -> httpx.Response:
+        try:
+            return self._http.send(request, stream=stream)
+        except httpx.ConnectError as error:
+            raise ClusterError(f"no server answers at {self._url}; start one with: make serve") from error
+        except httpx.HTTPError as error:
+            raise ClusterError(f"the server at {self._url} went away: {error}") from error
+
+    def _checked(self, response: httpx.Response) -> httpx.Response:
+        if response.status_code == httpx.codes.OK:
+            return response
+        try:
+            message = response.json()["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            message = response.text[:200]
+        raise ClusterError(f"the server refused ({response.status_code}): {message}")
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def image_part(source: str) -> dict[str, Any]:
+    """A content part for a file (sent as data URI) or a URL (sent as it is)."""
+    if source.startswith(("http://", "https://", "data:")):
+        return {"type": "image_url", "image_url": {"url": source}}
+    try:
+        data = Path(source).read_bytes()
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {source}: {error.strerror}") from error
+    kind = mimetypes.guess_type(source)[0] or "image/png"
+    return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{base64.b64encode(data).decode()}"}}
+
+
+def parse_server_timing(header: str) -> dict[str, float]:
+    """Stage -> seconds of a Server-Timing header (`name;dur=milliseconds, ...`)."""
+    timeline = {}
+    for entry in header.split(","):
+        name, _, duration = entry.strip().partition(";dur=")
+        if duration:
+            timeline[name] = float(duration) / 1000
+    return timeline
+
+
+def print_timeline(timeline: Mapping[str, float]) -> None:
+    """A bar per stage, in the order they were reported."""
+    table = Table("stage", "ms", "", box=None)
+    longest = max(timeline.values(), default=1.0) or 1.0
+    for stage, seconds in timeline.items():
+        table.add_row(stage, f"{seconds * 1000:.1f}", "█" * round(30 * seconds / longest))
+    Console(file=sys.stdout).print(table)
+
+
+def _figures(gauges: Mapping[str, float]) -> tuple[str, ...]:
+    def pick(*names: str) -> str:
+        found = [gauges[name] for name in names if name in gauges]
+        return f"{sum(found):.0f}" if found else "-"
+
+    memory = gauges.get("rss_bytes", 0) / 2**20
+    device = gauges.get("device_bytes", 0) / 2**20
+    return (
+        pick("encoder_queued_items", "prefill_requests", "decode_reservations_queued"),
+        pick("decode_sequences"),
+        pick("encoder_cached_items"),
+        f"{gauges['kv_free_blocks']:.0f}/{gauges['kv_blocks']:.0f}" if "kv_blocks" in gauges else "-",
+        f"{memory:.0f} MiB" + (f" + {device:.0f} MiB device" if device else ""),
+        pick("claims"),
+    )
