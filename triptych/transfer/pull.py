@@ -1,0 +1,113 @@
+"""One copy out of a neighbour's slab: what goes where, and whose generation vouches for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from triptych.errors import ClaimExpired, TransferFailed
+from triptych.journey import Int64Array
+from triptych.transfer.checksum import checksum
+from triptych.transfer.host_slab import Fence
+from triptych.transfer.mapping import Mapping
+
+
+class ByteRun(NamedTuple):
+    """Consecutive bytes: from where in the slab's data, to where in the destination, how many."""
+
+    source: int
+    target: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pull:
+    """A checked copy: everything lies inside its memory.
+
+    into:        [bytes] uint8 on the reader's device
+    runs:        the whole copy as runs of bytes; none when the data is in place already
+    units:       [units] int64 source units the claim covers; their words are read after the data
+    generations: [units] int64 what those words must say
+    scattered:   for copies of whole units, also as (source units, target units), [moved] int64 each; else None
+    """
+
+    source: Mapping
+    into: Tensor
+    runs: tuple[ByteRun, ...]
+    units: Int64Array
+    generations: Int64Array
+    event: int
+    scattered: tuple[Int64Array, Int64Array] | None = None
+
+    def verify(self, found: Int64Array) -> None:
+        """Raises ClaimExpired when a word read behind the data is not the claim's generation."""
+        wrong = np.flatnonzero(found != self.generations)
+        if wrong.size:
+            first = int(wrong[0])
+            raise ClaimExpired(
+                f"{wrong.size} of {self.units.size} units of {self.source.info.kind} arena {self.source.info.id} were "
+                f"freed or overwritten: unit {self.units[first]} has generation {found[first]}, "
+                f"the claim {self.generations[first]}"
+            )
+
+
+class CopyAbandoned(TransferFailed):
+    """A copy that was queued, is overdue, and may still write into its destination.
+
+    ended: tells whether it has stopped; holding it keeps alive what the copy reads and writes.
+    """
+
+    def __init__(self, message: str, ended: Callable[[], bool]) -> None:
+        super().__init__(message)
+        self.ended = ended
+
+
+class Copier(Protocol):
+    """Does pulls into memory of one device. Thread-safe; no pull waits for another."""
+
+    def copy(self, pull: Pull, deadline: float) -> Int64Array:
+        """The words of the pull's units, read after its data has been copied.
+
+        Waits for the owner's event first. Raises TransferFailed at the deadline (time.monotonic), CopyAbandoned when
+        the copy had been queued by then.
+        """
+
+    def checksum(self, tensor: Tensor) -> bytes:
+        """As the function of that name, without touching anybody else's stream."""
+
+
+class HostCopier:
+    """Copies between host memories on the calling thread."""
+
+    def __init__(self) -> None:
+        self._fence = Fence()
+
+    def copy(self, pull: Pull, deadline: float) -> Int64Array:
+        pull.source.wait_event(pull.event, deadline)
+        # numpy rather than torch: one memcpy on this thread, without the interpreter lock, and without a team of
+        # OpenMP threads for every puller thread.
+        data, into = pull.source.data.numpy(), pull.into.numpy()
+        for run in pull.runs:
+            into[run.target : run.target + run.num_bytes] = data[run.source : run.source + run.num_bytes]
+        # The words must be loaded after the last byte of data. Even a torn load of a word would do: the owner fences
+        # after the word, so whoever has seen one overwriting byte sees all eight bytes of the new word.
+        self._fence()
+        return pull.source.words.numpy()[pull.units]
+
+    def checksum(self, tensor: Tensor) -> bytes:
+        return checksum(tensor)
+
+
+def unit_runs(sources: Int64Array, targets: Int64Array, unit_bytes: int) -> tuple[ByteRun, ...]:
+    """Copies of whole units, sources[i] to targets[i], as few runs: neighbours on both sides are joined."""
+    if not sources.size:
+        return ()
+    breaks = np.flatnonzero((np.diff(sources) != 1) | (np.diff(targets) != 1)) + 1
+    begins = np.concatenate(([0], breaks))
+    lengths = np.diff(np.concatenate((begins, [sources.size])))
+    return tuple(
+        ByteRun(int(sources[begin]) * unit_bytes, int(targets[begin]) * unit_bytes, int(length) * unit_bytes)
+        for begin, length in zip(begins, lengths, strict=True)
+    )

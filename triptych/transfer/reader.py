@@ -1,0 +1,157 @@
+"""Pulls what a claim stands for into memory of this process. Blocking: runs on a puller thread.
+
+A copy is checked against its claim before anything moves, and against the generation words after: what comes back
+without an error is what the owner wrote for this claim, whole.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from collections.abc import Mapping as MappingOf
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+
+from triptych.config import TransferSettings
+from triptych.errors import TransferFailed, WrongIncarnation
+from triptych.journey import EmbeddingRef, Endpoint, KVRef, Shard
+from triptych.transfer.connections import Connect, Connections
+from triptych.transfer.local import open_local
+from triptych.transfer.mapping import Mapping, poll_until
+from triptych.transfer.pairing import concrete_device, open_mapping
+from triptych.transfer.plan import only_shard, plan_blocks, plan_rows
+from triptych.transfer.pull import Copier, CopyAbandoned, HostCopier, Pull
+from triptych.transfer.quarantine import Quarantine
+from triptych.transfer.slab import Slab
+
+
+class Reader:
+    """The consumer's side of all transfers of one worker. Thread-safe: reads run side by side.
+
+    connect:     what a neighbour exports; raises what the neighbour answers. Called once per endpoint, and again after
+                 `forget` or a failure; a ref to this worker itself needs no call.
+    owner:       this worker
+    local_slabs: this worker's own slabs by arena id; may still grow
+    device:      where every destination lies
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        owner: Endpoint,
+        local_slabs: MappingOf[int, Slab],
+        device: torch.device,
+        settings: TransferSettings,
+    ) -> None:
+        self._owner = owner
+        self._local_slabs = local_slabs
+        self._device = concrete_device(device)
+        self._settings = settings
+        self._connections = Connections(connect, lambda info: open_mapping(info, self._device, local_slabs))
+        self._copier = _copier(self._device)
+        self._quarantine = Quarantine()
+
+    def read_rows(self, ref: EmbeddingRef, into: Tensor, deadline: float | None = None) -> None:
+        """Fills `into` [rows, levels * width], contiguous and of the ref's dtype, with the claimed rows.
+
+        deadline: time.monotonic; at most the settings' copy timeout from now
+        Raises ClaimExpired when the owner has freed or overwritten the rows, and TransferFailed, WrongIncarnation or
+        WorkerLost when they cannot be had; `into` holds nothing of use then.
+        """
+        self._read(ref.owner, only_shard(ref.shards), deadline, lambda source: plan_rows(ref, source, into))
+        self._check_sum(ref.checksum, into)
+
+    def read_blocks(self, ref: KVRef, into: Tensor, block_ids: Sequence[int], deadline: float | None = None) -> None:
+        """Copies the claimed KV blocks, in order, into the rows `block_ids` of `into` [blocks, block_bytes] uint8.
+
+        When `into` is the slab the claim is in, blocks that are their own destination stay where they are.
+        Deadline and errors as in `read_rows`.
+        """
+        source = only_shard(ref.shards)
+        self._read(ref.owner, source, deadline, lambda mapping: plan_blocks(ref, mapping, into, block_ids))
+        if ref.checksum:
+            self._check_sum(ref.checksum, into[list(block_ids)])
+
+    def open(self, endpoint: Endpoint, deadline: float | None = None) -> str:
+        """The transport to a neighbour, with its arenas opened ahead of the first ref. Raises as reading does."""
+        if endpoint != self._owner:
+            limit = self._deadline(deadline)
+            loan = self._connections.borrow(endpoint, limit)
+            try:
+                loan.peer.open_all(limit)
+            finally:
+                loan.end()
+        return self.transport_of(endpoint)
+
+    def transport_of(self, endpoint: Endpoint) -> str:
+        """local, shm, cuda_ipc; several joined by "+"; empty while nothing of the endpoint is open."""
+        if endpoint == self._owner:
+            return "local"
+        return "+".join(self._connections.transports(endpoint))
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """Closes a neighbour's mappings, after the last copy out of them. A later ref connects anew."""
+        self._connections.forget(endpoint)
+        self._quarantine.let_go()
+
+    def still_writing(self, into: Tensor) -> bool:
+        """Whether a copy that was given up may still write into this memory: ask after an error, before reusing it."""
+        return self._quarantine.writes_into(into)
+
+    def wait_until_quiet(self, into: Tensor, timeout_seconds: float) -> bool:
+        """Whether no copy that was given up writes into this memory any more, waiting for it up to the timeout."""
+        try:
+            poll_until(lambda: not self.still_writing(into), time.monotonic() + timeout_seconds, "an abandoned copy")
+        except TransferFailed:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Forgets every neighbour."""
+        self._connections.forget_all()
+        self._quarantine.let_go()
+
+    def _read(self, owner: Endpoint, shard: Shard, deadline: float | None, plan: Callable[[Mapping], Pull]) -> None:
+        limit = self._deadline(deadline)
+        self._quarantine.let_go()
+        with ExitStack() as held:
+            source = self._source(owner, shard, limit, held)
+            pull = plan(source)
+            self._require_here(pull.into)
+            try:
+                found = self._copier.copy(pull, limit)
+            except CopyAbandoned as error:
+                self._quarantine.hold(error.ended, pull.into, held.pop_all().close)
+                raise TransferFailed(error.message) from error
+            pull.verify(found)
+
+    def _source(self, owner: Endpoint, shard: Shard, limit: float, held: ExitStack) -> Mapping:
+        """The claimed arena; open until `held` closes."""
+        if owner == self._owner:
+            slab = self._local_slabs.get(shard.arena)
+            if slab is None:
+                raise TransferFailed(f"this worker has no arena {shard.arena}")
+            return open_local(slab.describe(), self._device, self._local_slabs)
+        if owner.address == self._owner.address:
+            raise WrongIncarnation(
+                f"claim of incarnation {owner.incarnation} at {owner.address}, which is {self._owner.incarnation} now"
+            )
+        loan = self._connections.borrow(owner, limit)
+        held.callback(loan.end)
+        return loan.peer.mapping(shard.arena, limit)
+
+    def _deadline(self, deadline: float | None) -> float:
+        limit = time.monotonic() + self._settings.copy_timeout_seconds
+        return limit if deadline is None else min(limit, deadline)
+
+    def _require_here(self, into: Tensor) -> None:
+        if into.device != self._device:
+            raise TransferFailed(f"the destination is on {into.device}, this reader copies to {self._device}")
+
+    def _check_sum(self, wanted: bytes, into: Tensor) -> None:
+        if wanted and (found := self._copier.checksum(into)) != wanted:
+            raise TransferFailed(f"the copy has checksum {found.hex()}, the owner's is {wanted.hex()}")
+
+
+def _copier(device: torch.device) -> Copier:
+    return HostCopier()
