@@ -1,0 +1,133 @@
+"""One try at taking a request through all tiers.
+
+Blocks at the decode worker first, then landing rows at the prefill worker, then encoders: whoever holds something
+later in this order never waits for something earlier, so requests cannot deadlock one another, and an encoder's arena
+only fills with rows that have a place to go.
+"""
+
+import asyncio
+from collections.abc import Collection, Coroutine
+from typing import Any, TypeVar
+
+from triptych import wire
+from triptych.errors import TriptychError
+from triptych.journey import Role, Stage
+from triptych.pb import common_pb2, prefill_pb2
+from triptych.router.decode_stage import DecodeStage
+from triptych.router.encode_stage import EncodeStage
+from triptych.router.link import WorkerLink
+from triptych.router.prefill_stage import PrefillStage
+from triptych.router.stage_tools import StageTools
+from triptych.router.tasks import first_of
+
+Result = TypeVar("Result")
+
+
+class Attempt:
+    """Ends with every choice finished, or with the first error; then `blamed` tells which stage it came from."""
+
+    def __init__(self, tools: StageTools, avoid: Collection[WorkerLink] = ()) -> None:
+        self.blamed: Role | None = None
+        self._tools = tools
+        self._request = tools.request
+        self._avoid = avoid
+        self._decode: DecodeStage | None = None
+        self._prefill: PrefillStage | None = None
+
+    @property
+    def failed_at(self) -> WorkerLink | None:
+        """The worker the blame falls on; encoders are avoided by their own stage."""
+        stage = {Role.PREFILL: self._prefill, Role.DECODE: self._decode}.get(self.blamed or Role.ENCODE)
+        return stage.link if stage is not None else None
+
+    @property
+    def leaves_work(self) -> bool:
+        """Whether a worker still holds something for a request that has all it wants."""
+        never_decoded = self._decode is not None and self._request.stage is Stage.PREFILLING
+        return never_decoded or self._request.stopped_early
+
+    async def run(self) -> None:
+        """Returns once no more tokens are wanted. Raises what went wrong first."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._journey(group)
+        except BaseExceptionGroup as errors:
+            raise first_of(errors) from None
+        finally:
+            if self._decode is not None:
+                self._decode.close()
+
+    async def _journey(self, group: asyncio.TaskGroup) -> None:
+        if self._request.stage is not Stage.RESERVING:
+            self._request.move(Stage.RESERVING)
+        watchers = await self._reserve(group) if self._decode_follows else []
+        link = await self._blaming(Role.PREFILL, self._tools.fleet.prefill_for(self._avoid))
+        self._prefill = prefill = PrefillStage(self._tools, link)
+        if self._request.prepared.layout.items:
+            group.create_task(self._blaming(Role.ENCODE, self._encode(prefill)))
+        else:
+            self._request.move(Stage.PREFILLING)
+        with self._request.timeline.measure("prefill_call"):
+            await self._blaming(Role.PREFILL, prefill.run(self._decode is not None, self._take_kv, self._take_first))
+        if self._decode is not None:
+            await self._finish(self._decode)
+        for watcher in watchers:
+            watcher.cancel()
+
+    @property
+    def _decode_follows(self) -> bool:
+        """Whether the prefill worker's one token leaves anything to decode."""
+        return self._request.prepared.sampling.max_tokens - self._tools.num_generated > 1
+
+    async def _reserve(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        with self._request.timeline.measure("reserve"):
+            link = await self._blaming(Role.DECODE, self._tools.fleet.decode_for(self._avoid))
+            decode = await self._blaming(Role.DECODE, DecodeStage.reserve(self._tools, link))
+        self._decode = decode
+        await self._blaming(Role.DECODE, decode.open())
+        return [group.create_task(self._blaming(Role.DECODE, work)) for work in (decode.land(), decode.listen())]
+
+    async def _encode(self, prefill: PrefillStage) -> None:
+        await prefill.accepted.wait()
+        self._request.move(Stage.ENCODING)
+        encode = EncodeStage(self._tools, prefill.give)
+        try:
+            with self._request.timeline.measure("encode_call"):
+                await encode.run()
+            if self._request.stage is Stage.ENCODING:  # else the first token has overtaken us
+                self._request.move(Stage.PREFILLING)
+            await prefill.finished.wait()
+        finally:
+            encode.drop_claims()
+
+    async def _take_kv(self, ref: common_pb2.KVRef) -> None:
+        if self._decode is not None:
+            await self._blaming(Role.DECODE, self._decode.give_kv(ref))
+
+    async def _take_first(self, first: prefill_pb2.FirstTokens) -> None:
+        request = self._request
+        if request.stage is Stage.ENCODING:
+            request.move(Stage.PREFILLING)
+        request.timeline.add_parallel(first.times)
+        request.cached_tokens = first.cached_tokens
+        request.deliver([wire.token_from_pb(token) for token in first.tokens])
+        if self._decode is not None and not request.all_finished.is_set():
+            request.move(Stage.HANDING_OVER)
+            await self._blaming(Role.DECODE, self._decode.give_first(first.tokens))
+
+    async def _finish(self, decode: DecodeStage) -> None:
+        request = self._request
+        if request.stage is not Stage.HANDING_OVER:
+            return  # the first tokens were all there is
+        with request.timeline.measure("handover"):
+            await decode.landed.wait()
+        request.move(Stage.DECODING)
+        await request.all_finished.wait()
+
+    async def _blaming(self, stage: Role, work: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            return await work
+        except TriptychError:
+            if self.blamed is None:
+                self.blamed = stage
+            raise

@@ -1,0 +1,117 @@
+"""Blocks are reserved at a decode worker, KV lands in them, tokens come."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Self
+
+import grpc.aio
+
+from triptych import wire
+from triptych.errors import TriptychError
+from triptych.journey import Role, Token
+from triptych.pb import common_pb2, decode_pb2
+from triptych.router.bookings import Booking
+from triptych.router.calls import Outbox, worker_errors
+from triptych.router.link import WorkerLink
+from triptych.router.stage_tools import StageTools
+
+
+class DecodeStage:
+    """One request's blocks, Decode call and tokens at one worker, for one attempt."""
+
+    def __init__(self, tools: StageTools, link: WorkerLink, booking: Booking) -> None:
+        self.link = link
+        self.landed = asyncio.Event()  # the worker has all the KV
+        self._tools = tools
+        self._booking = booking
+        self._call: grpc.aio.StreamUnaryCall[decode_pb2.DecodeRequest, decode_pb2.DecodeReply] = link.calls.decode(
+            timeout=tools.seconds_left()
+        )
+        self._outbox: Outbox[decode_pb2.DecodeRequest] = Outbox(self._call)
+        self._trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def reserve(cls, tools: StageTools, link: WorkerLink) -> Self:
+        """Blocks for the worst case, all or nothing; waits in order while the worker is full."""
+        prepared = tools.request.prepared
+        tokens = prepared.layout.num_tokens + prepared.branches * prepared.sampling.max_tokens
+        booking = link.bookings[Role.DECODE].add(tokens / max(1, link.status.block_size))
+        tools.used.add(link)
+        try:
+            reply = await link.hold(_reserve(tools, link))
+        except BaseException:
+            booking.close()
+            raise
+        booking.sent(tools.now())  # from now on the worker itself reports these blocks as taken
+        tools.request.touch()
+        tools.request.timeline.add("reserve_queue", reply.queue_seconds)
+        return cls(tools, link, booking)
+
+    async def open(self) -> None:
+        """Begins the Decode call, so that the reservation lives and dies with it."""
+        self.link.tokens.subscribe(self._tools.request.id, self._tools.number, self)
+        await self.link.hold(self._outbox.send(decode_pb2.DecodeRequest(start=self._start())))
+
+    async def give_kv(self, ref: common_pb2.KVRef) -> None:
+        await self._outbox.send(decode_pb2.DecodeRequest(kv=ref))
+
+    async def give_first(self, tokens: Sequence[common_pb2.Token]) -> None:
+        """After the last KV ref."""
+        await self._outbox.send(decode_pb2.DecodeRequest(first=decode_pb2.FirstTokenList(tokens=tokens)))
+        await self._outbox.close()
+
+    async def land(self) -> None:
+        """Returns when the worker has all the KV."""
+        reply = await self.link.hold(self._land())
+        self._tools.request.touch()
+        self._tools.request.timeline.add_parallel(reply.times)
+        self.landed.set()
+
+    async def listen(self) -> None:
+        """Until cancelled. Raises what the worker's side of the request fails with."""
+        await self._trouble
+
+    def close(self) -> None:
+        """Listens no longer; ends the call if it has not ended."""
+        self.link.tokens.unsubscribe(self._tools.request.id, self._tools.number)
+        self._call.cancel()
+        self._booking.close()
+
+    def tokens(self, tokens: Sequence[Token]) -> None:
+        """From the token feed."""
+        try:
+            self._tools.request.deliver(tokens)
+        except TriptychError as error:
+            self.failed(error)
+
+    def failed(self, error: TriptychError) -> None:
+        """From the token feed."""
+        if not self._trouble.done():
+            self._trouble.set_exception(error)
+
+    async def _land(self) -> decode_pb2.DecodeReply:
+        with worker_errors():
+            return await self._call
+
+    def _start(self) -> decode_pb2.DecodeStart:
+        prepared = self._tools.request.prepared
+        return decode_pb2.DecodeStart(
+            envelope=self._tools.envelope(self.link),
+            layout=wire.layout_to_pb(prepared.layout),
+            sampling=wire.sampling_to_pb(prepared.sampling),
+            branches=prepared.branches,
+            generated=self._tools.generated,
+        )
+
+
+async def _reserve(tools: StageTools, link: WorkerLink) -> decode_pb2.ReserveReply:
+    prepared = tools.request.prepared
+    request = decode_pb2.ReserveRequest(
+        envelope=tools.envelope(link),
+        prompt_tokens=prepared.layout.num_tokens,
+        max_tokens=prepared.sampling.max_tokens,
+        branches=prepared.branches,
+        lease_ms=tools.lease_ms,
+    )
+    with worker_errors():
+        return await link.calls.reserve(request, timeout=tools.seconds_left())

@@ -1,0 +1,122 @@
+"""A request's items become claims on encoded rows, over as many encoders as it takes."""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from triptych import wire
+from triptych.errors import InternalError, TransferFailed, TriptychError
+from triptych.journey import Item, Role
+from triptych.pb import common_pb2, encoder_pb2
+from triptych.router.bookings import Booking
+from triptych.router.calls import Inbox, Outbox
+from triptych.router.link import WorkerLink
+from triptych.router.stage_tools import StageTools
+from triptych.router.tasks import all_or_first_error
+
+logger = logging.getLogger(__name__)
+
+GiveRef = Callable[[int, common_pb2.EmbeddingRef], Awaitable[None]]
+
+
+class EncodeStage:
+    """Encodes all items of one attempt; each ref is given on as soon as it is there.
+
+    An encoder that fails costs only its unfinished items: they are tried once more, elsewhere if there is another.
+    """
+
+    def __init__(self, tools: StageTools, give: GiveRef) -> None:
+        self._tools = tools
+        self._give = give
+        self._waiting = {item.index: item for item in tools.request.prepared.layout.items}
+        self._failures: dict[WorkerLink, TriptychError] = {}
+        self._kept: list[tuple[WorkerLink, bytes]] = []
+
+    async def run(self) -> None:
+        """Returns when the last ref has been given. Raises why an item cannot be encoded."""
+        while self._waiting:
+            avoid, self._failures = set(self._failures), {}
+            shares = await self._shares(avoid)
+            await all_or_first_error(self._encode_at(link, share) for link, share in shares.items())
+            if not self._waiting:
+                return
+            error = next(iter(self._failures.values()), None) or InternalError("an encoder left out an item")
+            if not self._tools.retries.allow(Role.ENCODE, error):
+                raise error
+            logger.warning("encoding %d items again: %s", len(self._waiting), error)
+
+    def drop_claims(self) -> None:
+        """The rows are where they are needed, or nobody needs them: no more renewals."""
+        kept, self._kept = self._kept, []
+        for owner, claim_id in kept:
+            self._tools.claims.drop(owner, (claim_id,))
+
+    async def _shares(self, avoid: set[WorkerLink]) -> dict[WorkerLink, list[Item]]:
+        """What each encoder is asked for; items of one digest stay together, they are encoded once."""
+        first_by_digest: dict[bytes, Item] = {}
+        for item in self._waiting.values():
+            first_by_digest.setdefault(item.digest, item)
+        tokens = [item.encoder_tokens for item in first_by_digest.values()]
+        links = await self._tools.fleet.encoders_for(tokens, avoid)
+        link_by_digest = dict(zip(first_by_digest, links, strict=True))
+        shares: dict[WorkerLink, list[Item]] = {}
+        for item in self._waiting.values():
+            shares.setdefault(link_by_digest[item.digest], []).append(item)
+        return shares
+
+    async def _encode_at(self, link: WorkerLink, share: Sequence[Item]) -> None:
+        """One encoder's share; a failure that another try may mend is noted, any other is raised."""
+        tokens = sum({item.digest: item.encoder_tokens for item in share}.values())
+        booking = link.bookings[Role.ENCODE].add(tokens)
+        self._tools.used.add(link)
+        try:
+            await link.hold(self._call(link, share, booking))
+        except TriptychError as error:
+            self._note(link, error)
+        finally:
+            booking.close()
+
+    async def _call(self, link: WorkerLink, share: Sequence[Item], booking: Booking) -> None:
+        call = link.calls.encode(timeout=self._tools.seconds_left())
+        await self._send(link, Outbox(call), share)
+        booking.sent(self._tools.now())
+        inbox = Inbox(call)
+        while (reply := await inbox.receive()) is not None:
+            await self._take(link, reply)
+
+    async def _send(self, link: WorkerLink, outbox: Outbox[encoder_pb2.EncodeRequest], share: Sequence[Item]) -> None:
+        shelf, by_memfd = self._tools.shelf, link.media_by_memfd
+        indexes = sorted({item.media for item in share})
+        start = encoder_pb2.EncodeStart(
+            envelope=self._tools.envelope(link),
+            items=[wire.item_to_pb(item) for item in share],
+            media=[await shelf.source(index, by_memfd) for index in indexes],
+            lease_ms=self._tools.lease_ms,
+        )
+        await outbox.send(encoder_pb2.EncodeRequest(start=start))
+        if not by_memfd:
+            for index in indexes:
+                for chunk in shelf.chunks(index):
+                    await outbox.send(encoder_pb2.EncodeRequest(chunk=chunk))
+        await outbox.close()
+
+    async def _take(self, link: WorkerLink, reply: encoder_pb2.EncodeReply) -> None:
+        request = self._tools.request
+        request.touch()
+        request.timeline.add_parallel(reply.times)
+        if reply.HasField("failure"):
+            self._note(link, wire.error_from_failure(reply.failure))
+            return
+        if reply.item_index not in self._waiting:
+            raise InternalError(f"an encoder answered for item {reply.item_index}, which it was not asked for")
+        self._tools.claims.keep(link, reply.ref.claim_id)
+        self._kept.append((link, reply.ref.claim_id))
+        await self._give(reply.item_index, reply.ref)
+        del self._waiting[reply.item_index]
+
+    def _note(self, link: WorkerLink, error: TriptychError) -> None:
+        if not error.retryable:
+            raise error
+        if isinstance(error, TransferFailed) and link.media_by_memfd:
+            logger.warning("media go to worker %s in chunks from now on: %s", link.worker_id, error)
+            link.media_by_memfd = False
+        self._failures[link] = error

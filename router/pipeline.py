@@ -1,0 +1,115 @@
+"""From a prepared request to its tokens: attempts, retries, time limits, and tidying up after each of them."""
+
+import asyncio
+import itertools
+import logging
+import time
+
+from triptych.config import RouterSettings
+from triptych.errors import InternalError, TriptychError
+from triptych.journey import Role, Stage
+from triptych.metrics import RouterMetrics
+from triptych.router.attempt import Attempt
+from triptych.router.claims import ClaimKeeper
+from triptych.router.fleet import Fleet
+from triptych.router.link import WorkerLink
+from triptych.router.media_shelf import MediaShelf
+from triptych.router.request import Request
+from triptych.router.retries import Retries, RetryBudget
+from triptych.router.stage_tools import StageTools
+from triptych.router.tasks import Background, all_or_first_error
+
+logger = logging.getLogger(__name__)
+
+TIDY_SECONDS = 2.0  # within which workers have been told that a request is over
+
+
+class Pipeline:
+    """Runs requests; each `run` is one task, and cancelling it is how a client leaves."""
+
+    def __init__(self, fleet: Fleet, settings: RouterSettings, lease_seconds: float, metrics: RouterMetrics) -> None:
+        self._fleet = fleet
+        self._settings = settings
+        self._lease_seconds = lease_seconds
+        self._claims = ClaimKeeper(lease_seconds)
+        self._budget = RetryBudget(metrics)
+        self._background = Background()
+
+    async def start(self) -> None:
+        self._background.start(self._claims.run())
+
+    async def stop(self) -> None:
+        await self._background.finish(within_seconds=0)
+
+    async def run(self, request: Request) -> None:
+        """Takes the request to one of its ends; never raises, except that it was cancelled."""
+        shelf = MediaShelf(request.prepared.media)
+        try:
+            settings = self._settings
+            async with request.time_limits(settings.request_timeout_seconds, settings.stage_timeout_seconds):
+                await self._attempts(request, shelf)
+            request.end(Stage.FINISHED)
+        except asyncio.CancelledError:
+            request.end(Stage.CANCELLED)
+            raise
+        except TriptychError as error:
+            request.end(Stage.FAILED, error)
+        except Exception as error:  # a bug of ours must end this request alone, and be seen
+            logger.exception("request %s failed", request.id.hex())
+            request.end(Stage.FAILED, InternalError(repr(error)))
+        finally:
+            shelf.close()
+
+    async def _attempts(self, request: Request, shelf: MediaShelf) -> None:
+        ends_at = time.monotonic() + self._settings.request_timeout_seconds
+        retries = Retries(self._budget)
+        avoid: set[WorkerLink] = set()
+        for number in itertools.count():
+            tools = StageTools(
+                request=request,
+                number=number,
+                num_generated=len(request.generated[0]),
+                fleet=self._fleet,
+                shelf=shelf,
+                claims=self._claims,
+                retries=retries,
+                lease_seconds=self._lease_seconds,
+                seconds_left=lambda: max(0.001, ends_at - time.monotonic()),
+                used=set(),
+            )
+            attempt = Attempt(tools, avoid)
+            error = await self._once(attempt, tools)
+            if error is None:
+                return
+            tidying = self._tidy(tools)
+            if not _may_go_on(request, attempt.blamed, error, retries):
+                raise error
+            logger.warning("request %s: attempt %d failed, trying again: %s", request.id.hex(), number, error)
+            await asyncio.wait({tidying})  # workers must have let go before they are asked again
+            if attempt.failed_at is not None:
+                avoid.add(attempt.failed_at)
+
+    async def _once(self, attempt: Attempt, tools: StageTools) -> TriptychError | None:
+        """What the attempt failed with; None where it did not."""
+        try:
+            await attempt.run()
+        except TriptychError as error:
+            return error
+        except BaseException:
+            self._tidy(tools)
+            raise
+        if attempt.leaves_work:
+            self._tidy(tools)
+        return None
+
+    def _tidy(self, tools: StageTools) -> asyncio.Task[None]:
+        """Tells every worker that was asked for something that it is not wanted any more."""
+        request_id, number = tools.request.id, tools.number
+        return self._background.start(all_or_first_error(link.cancel(request_id, number) for link in tools.used))
+
+
+def _may_go_on(request: Request, blamed: Role | None, error: TriptychError, retries: Retries) -> bool:
+    """Whether another attempt can continue where this one ended, and is worth it."""
+    if request.has_tokens and request.prepared.branches > 1:
+        return False  # several choices would have to be continued from one prompt each
+    return blamed in (Role.PREFILL, Role.DECODE) and retries.allow(blamed, error)

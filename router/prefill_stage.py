@@ -1,0 +1,82 @@
+"""A prompt goes to a prefill worker; KV refs and the first tokens come back."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from triptych import wire
+from triptych.errors import InternalError
+from triptych.journey import Role
+from triptych.pb import common_pb2, prefill_pb2
+from triptych.router.bookings import Booking
+from triptych.router.calls import Inbox, Outbox
+from triptych.router.link import WorkerLink
+from triptych.router.stage_tools import StageTools
+
+TakeKV = Callable[[common_pb2.KVRef], Awaitable[None]]
+TakeFirst = Callable[[prefill_pb2.FirstTokens], Awaitable[None]]
+
+
+class PrefillStage:
+    """One Prefill call; embedding refs are given to it while it runs."""
+
+    def __init__(self, tools: StageTools, link: WorkerLink) -> None:
+        self.link = link
+        self.accepted = asyncio.Event()  # landing rows and blocks are reserved: encoders may be asked
+        self.finished = asyncio.Event()
+        self._tools = tools
+        self._call = link.calls.prefill(timeout=tools.seconds_left())
+        self._outbox: Outbox[prefill_pb2.PrefillRequest] = Outbox(self._call)
+        self._refs_left = len(tools.request.prepared.layout.items)
+
+    async def run(self, decode_follows: bool, take_kv: TakeKV, take_first: TakeFirst) -> None:
+        """Hands on every KV ref, then the first tokens, one per branch; returns when the call has ended."""
+        num_tokens = self._tools.request.prepared.layout.num_tokens + self._tools.num_generated
+        booking = self.link.bookings[Role.PREFILL].add(num_tokens)
+        self._tools.used.add(self.link)
+        try:
+            await self.link.hold(self._send_start(decode_follows, booking))
+            await self.link.hold(self._listen(take_kv, take_first))
+            self.finished.set()
+        finally:
+            booking.close()
+            self._call.cancel()  # does nothing to a call that has ended
+
+    async def give(self, item_index: int, ref: common_pb2.EmbeddingRef) -> None:
+        item = prefill_pb2.ItemRef(item_index=item_index, ref=ref)
+        await self._outbox.send(prefill_pb2.PrefillRequest(item=item))
+        self._refs_left -= 1
+        if not self._refs_left:
+            await self._outbox.close()
+
+    async def _send_start(self, decode_follows: bool, booking: Booking) -> None:
+        await self._outbox.send(prefill_pb2.PrefillRequest(start=self._start(decode_follows)))
+        booking.sent(self._tools.now())
+        if not self._refs_left:
+            await self._outbox.close()
+
+    async def _listen(self, take_kv: TakeKV, take_first: TakeFirst) -> None:
+        inbox: Inbox[prefill_pb2.PrefillReply] = Inbox(self._call)
+        done = False
+        while (reply := await inbox.receive()) is not None:
+            self._tools.request.touch()
+            if reply.HasField("kv"):
+                await take_kv(reply.kv)
+            elif reply.HasField("first"):
+                await take_first(reply.first)
+                done = True
+            else:
+                self.accepted.set()
+        if not done:
+            raise InternalError("a prefill worker ended a call without the first tokens")
+
+    def _start(self, decode_follows: bool) -> prefill_pb2.PrefillStart:
+        prepared = self._tools.request.prepared
+        return prefill_pb2.PrefillStart(
+            envelope=self._tools.envelope(self.link),
+            layout=wire.layout_to_pb(prepared.layout),
+            sampling=wire.sampling_to_pb(prepared.sampling),
+            branches=prepared.branches,
+            decode_follows=decode_follows,
+            lease_ms=self._tools.lease_ms,
+            generated=self._tools.generated,
+        )

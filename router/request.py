@@ -1,0 +1,126 @@
+"""One call's journey: where it stands, what it has produced, how long it may take."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from triptych.errors import DeadlineExceeded, InternalError, TriptychError
+from triptych.journey import Layout, Media, RequestId, Sampling, Stage, Token, check_move
+from triptych.router.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A chat request made ready for the tiers."""
+
+    layout: Layout
+    media: tuple[Media, ...]
+    sampling: Sampling
+    branches: int  # n
+    image_params: tuple[str, ...]  # by item: dotted path of the image in the client's JSON
+
+
+class Request:
+    """Owned by one task of the pipeline, which moves it; one reader takes its tokens."""
+
+    def __init__(self, request_id: RequestId, prepared: Prepared, timeline: Timeline) -> None:
+        self.id = request_id
+        self.prepared = prepared
+        self.timeline = timeline
+        self.stage = Stage.LAID_OUT
+        self.generated: list[list[int]] = [[] for _ in range(prepared.branches)]  # token ids by choice
+        self.cached_tokens = 0  # prompt tokens whose KV was there already
+        self.stopped_early = False  # the reader has seen enough of a choice that its worker still continues
+        self.all_finished = asyncio.Event()
+        self._finished = [False] * prepared.branches
+        self._unread: list[Token] = []
+        self._news = asyncio.Event()
+        self._error: TriptychError | None = None
+        self._touched_at = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def move(self, stage: Stage) -> None:
+        """Raises InvalidRecord for a move the journey does not allow."""
+        check_move(self.stage, stage)
+        self.stage = stage
+        self.touch()
+
+    def touch(self) -> None:
+        """Something of this request has moved on."""
+        self._touched_at = time.monotonic()
+
+    @property
+    def has_tokens(self) -> bool:
+        return any(self.generated)
+
+    def deliver(self, tokens: Sequence[Token]) -> None:
+        """Hands tokens to the reader. Raises InternalError for a token that is missing or comes twice."""
+        self.touch()
+        for token in tokens:
+            if not 0 <= token.choice < len(self.generated):
+                raise InternalError(f"a token of choice {token.choice} came; there are {len(self.generated)}")
+            if self._finished[token.choice]:
+                continue  # the reader has seen a stop string; the worker does not know yet
+            if token.position != len(self.generated[token.choice]):
+                raise InternalError(
+                    f"token {token.position} of choice {token.choice} came, "
+                    f"expected {len(self.generated[token.choice])}"
+                )
+            self.generated[token.choice].append(token.id)
+            self._unread.append(token)
+            if token.finish_reason:
+                self._finish(token.choice)
+        self._news.set()
+
+    def stop_choice(self, choice: int) -> None:
+        """For the reader: no more tokens of this choice are wanted."""
+        if not self._finished[choice]:
+            self.stopped_early = True
+            self._finish(choice)
+
+    def _finish(self, choice: int) -> None:
+        self._finished[choice] = True
+        if all(self._finished):
+            self.all_finished.set()
+
+    def end(self, stage: Stage, error: TriptychError | None = None) -> None:
+        """The last move; the reader gets what is unread, then the error or the end."""
+        self.move(stage)
+        self._error = error
+        self._news.set()
+
+    async def receive(self) -> list[Token]:
+        """The tokens since the last call, at least one; empty at the end. Raises what ended the request early."""
+        while not self._unread and self.stage not in (Stage.FINISHED, Stage.FAILED, Stage.CANCELLED):
+            self._news.clear()
+            await self._news.wait()
+        tokens, self._unread = self._unread, []
+        if not tokens and self._error is not None:
+            raise self._error
+        return tokens
+
+    @asynccontextmanager
+    async def time_limits(self, whole_seconds: float, stage_seconds: float) -> AsyncIterator[None]:
+        """Raises DeadlineExceeded in the body when all of it, or any time without progress, takes too long."""
+        loop = asyncio.get_running_loop()
+        ends_at = time.monotonic() + whole_seconds
+        self.touch()
+
+        def look() -> None:
+            left = min(ends_at, self._touched_at + stage_seconds) - time.monotonic()
+            if left > 0:
+                self._timer = loop.call_later(left, look)
+            else:
+                limit.reschedule(loop.time())
+
+        try:
+            async with asyncio.timeout(None) as limit:
+                look()
+                yield
+        except TimeoutError:
+            raise DeadlineExceeded(f"the request took too long while {self.stage.replace('_', ' ')}") from None
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()

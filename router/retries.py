@@ -1,0 +1,43 @@
+"""When a stage is tried again: once per stage and request, and rarely, so that retries never feed an overload."""
+
+from triptych.errors import NoWorker, Overloaded, TriptychError
+from triptych.journey import Role
+from triptych.metrics import RouterMetrics
+
+MOST_CREDIT = 20.0
+CREDIT_PER_REQUEST = 0.1
+
+
+class RetryBudget:
+    """Lets about one retry pass for ten requests, with a reserve for the moment a worker dies."""
+
+    def __init__(self, metrics: RouterMetrics) -> None:
+        self._credit = MOST_CREDIT
+        self._metrics = metrics
+
+    def earn(self) -> None:
+        """A request has come in."""
+        self._credit = min(MOST_CREDIT, self._credit + CREDIT_PER_REQUEST)
+
+    def spend(self, stage: str) -> bool:
+        if self._credit < 1:
+            return False
+        self._credit -= 1
+        self._metrics.count("triptych:retries_total", stage=stage)
+        return True
+
+
+class Retries:
+    """One request's share of it."""
+
+    def __init__(self, budget: RetryBudget) -> None:
+        budget.earn()
+        self._budget = budget
+        self._spent: set[Role] = set()
+
+    def allow(self, stage: Role, error: TriptychError) -> bool:
+        """Whether this failure of this stage is worth another try; a yes is spent."""
+        if not error.retryable or isinstance(error, NoWorker | Overloaded) or stage in self._spent:
+            return False
+        self._spent.add(stage)
+        return self._budget.spend(stage)

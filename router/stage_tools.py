@@ -1,0 +1,52 @@
+"""What every stage of the pipeline works with."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from triptych import wire
+from triptych.pb import common_pb2
+from triptych.router.claims import ClaimKeeper
+from triptych.router.fleet import Fleet
+from triptych.router.link import WorkerLink
+from triptych.router.media_shelf import MediaShelf
+from triptych.router.request import Request
+from triptych.router.retries import Retries
+
+
+@dataclass(frozen=True, slots=True)
+class StageTools:
+    """Of one attempt of one request.
+
+    number:        of the attempt, 0 for the first
+    num_generated: tokens that earlier attempts have made
+    used:          workers that have been asked anything, to be told should the attempt end early
+    seconds_left:  until the request's time is up
+    """
+
+    request: Request
+    number: int
+    num_generated: int
+    fleet: Fleet
+    shelf: MediaShelf
+    claims: ClaimKeeper
+    retries: Retries
+    lease_seconds: float
+    seconds_left: Callable[[], float]
+    used: set[WorkerLink]
+
+    def envelope(self, link: WorkerLink) -> common_pb2.Envelope:
+        return link.envelope(self.request.id, self.number, self.seconds_left())
+
+    @property
+    def generated(self) -> bytes:
+        """Tokens that earlier attempts have made, as the tiers want them; only a single choice is ever continued."""
+        return wire.tokens_to_bytes(self.request.generated[0][: self.num_generated]) if self.num_generated else b""
+
+    @property
+    def lease_ms(self) -> int:
+        return int(self.lease_seconds * 1000)
+
+    @staticmethod
+    def now() -> float:
+        return asyncio.get_running_loop().time()
