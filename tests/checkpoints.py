@@ -1,0 +1,33 @@
+"""Model folders that tests serve: the embedded one, and random ones made once per machine and version of the maker."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import tokenizers
+import transformers
+
+from tools import make_random_checkpoint
+
+EMBEDDED = Path(__file__).resolve().parent.parent / "triptych/models/tiny_vl"
+
+
+def random_checkpoint(seed: int = 0) -> Path:
+    """The folder of the random checkpoint of this seed; made on first use, shared by all tests: do not write to it."""
+    source = Path(make_random_checkpoint.__file__).read_bytes()
+    versions = f"{tokenizers.__version__} {transformers.__version__}".encode()
+    key = hashlib.sha256(source + versions).hexdigest()[:16]
+    shelf = Path(tempfile.gettempdir()) / f"triptych-checkpoints-{os.getuid()}"
+    folder = shelf / f"{key}-seed{seed}"
+    if not folder.is_dir():
+        shelf.mkdir(mode=0o700, exist_ok=True)
+        # Made aside and renamed: another test process may be making the same one.
+        made = Path(tempfile.mkdtemp(dir=shelf))
+        make_random_checkpoint.make_checkpoint(made, seed)
+        try:
+            made.rename(folder)
+        except OSError:
+            shutil.rmtree(made)
+    return folder
