@@ -22,23 +22,20 @@ SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in every Python's fcntl
 
 
-class Fence:
-    """A full memory barrier between what a thread did before and what it does after the call.
+def fence() -> None:
+    """A full memory barrier between what this thread did before and what it does after the call.
 
     A generation word must be seen to change before any byte it guards does. Neither side is safe without a barrier:
     a large memcpy uses streaming stores, which x86 may show ahead of older stores, and Arm reorders plain loads and
     stores freely. Taking a lock is an acquire, giving it back a release; a release followed by an acquire lets nothing
-    pass (on x86 either is a locked instruction anyway). Hence twice: release, then acquire, stand in the middle.
+    pass (on x86 either is a locked instruction anyway). Hence twice: release, then acquire, stand in the middle. Whose
+    lock it is does not matter; one of our own is never waited for.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __call__(self) -> None:
-        with self._lock:
-            pass
-        with self._lock:
-            pass
+    lock = threading.Lock()
+    with lock:
+        pass
+    with lock:
+        pass
 
 
 class HostSlab:
@@ -48,12 +45,15 @@ class HostSlab:
         """Raises TransferFailed when the host has no memfd or no room, InvalidRecord for sizes that cannot be."""
         plan = new_arena(kind, arena_id, unit_bytes, num_units)
         self.device = torch.device("cpu")
-        self._fence = Fence()
+        self.unit_bytes = unit_bytes
+        self.num_units = num_units
         self._fd, memory = _allocate(plan)
         self._info = replace(plan, shm=ShmInfo(host_id(), os.getpid(), self._fd))
         self._words = np.frombuffer(memory, dtype=np.int64, count=num_units, offset=plan.words_offset)
-        self.words = torch.from_numpy(self._words)
-        self.data = torch.frombuffer(memory, dtype=torch.uint8, count=plan.data_bytes, offset=plan.data_offset)
+        # Ordinary tensors, also when the model is built under inference mode: they are written outside of it too.
+        with torch.inference_mode(False):
+            self.words = torch.from_numpy(self._words)
+            self.data = torch.frombuffer(memory, dtype=torch.uint8, count=plan.data_bytes, offset=plan.data_offset)
 
     def describe(self) -> ArenaInfo:
         return self._info
@@ -63,7 +63,10 @@ class HostSlab:
         check_stamp(self._info, units, generations)
         self._words[list(units)] = generations
         # Nothing the caller writes into the units from here on is visible ahead of the words above.
-        self._fence()
+        fence()
+
+    def order_after_stamps(self) -> None:
+        """Stamps are done when the call returns."""
 
     def record_event(self) -> int:
         """Host memory is written when the call that writes it returns: there is nothing to wait for."""

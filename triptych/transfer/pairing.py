@@ -8,6 +8,7 @@ import torch
 
 from triptych.errors import TransferFailed
 from triptych.transfer.arena import ArenaInfo
+from triptych.transfer.cuda_ipc import open_cuda_ipc
 from triptych.transfer.local import open_local
 from triptych.transfer.mapping import Mapping
 from triptych.transfer.shm import open_shm
@@ -23,6 +24,7 @@ def open_mapping(info: ArenaInfo, device: torch.device, local_slabs: MappingOf[i
     """
     paths: tuple[tuple[str, Callable[[], Mapping]], ...] = (
         ("local", lambda: open_local(info, device, local_slabs)),
+        ("cuda_ipc", lambda: open_cuda_ipc(info, device)),
         ("shm", lambda: open_shm(info, device)),
     )
     reasons = []
@@ -35,10 +37,3 @@ def open_mapping(info: ArenaInfo, device: torch.device, local_slabs: MappingOf[i
         log.info("%s arena %d opened by %s (%s)", info.kind, info.id, name, "; ".join(reasons) or "first choice")
         return mapping
     raise TransferFailed(f"no transport reaches {info.kind} arena {info.id}: " + "; ".join(reasons))
-
-
-def concrete_device(device: torch.device) -> torch.device:
-    """The device with its index: cuda is not equal to cuda:0, which tensors report."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device

@@ -1,6 +1,6 @@
 """One copy out of a neighbour's slab: what goes where, and whose generation vouches for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -10,8 +10,9 @@ from torch import Tensor
 from triptych.errors import ClaimExpired, TransferFailed
 from triptych.journey import Int64Array
 from triptych.transfer.checksum import checksum
-from triptych.transfer.host_slab import Fence
+from triptych.transfer.host_slab import fence
 from triptych.transfer.mapping import Mapping
+from triptych.transfer.slab import Slab
 
 
 class ByteRun(NamedTuple):
@@ -31,6 +32,7 @@ class Pull:
     units:       [units] int64 source units the claim covers; their words are read after the data
     generations: [units] int64 what those words must say
     scattered:   for copies of whole units, also as (source units, target units), [moved] int64 each; else None
+    home:        the slab of this worker that `into` lies in, if any: its stamps come before the copy's first byte
     """
 
     source: Mapping
@@ -40,6 +42,7 @@ class Pull:
     generations: Int64Array
     event: int
     scattered: tuple[Int64Array, Int64Array] | None = None
+    home: Slab | None = None
 
     def verify(self, found: Int64Array) -> None:
         """Raises ClaimExpired when a word read behind the data is not the claim's generation."""
@@ -74,15 +77,12 @@ class Copier(Protocol):
         the copy had been queued by then.
         """
 
-    def checksum(self, tensor: Tensor) -> bytes:
-        """As the function of that name, without touching anybody else's stream."""
+    def checksum(self, tensor: Tensor, rows: Sequence[int] | None = None) -> bytes:
+        """Of the tensor or some of its rows, as the function of that name, without touching anybody else's stream."""
 
 
 class HostCopier:
     """Copies between host memories on the calling thread."""
-
-    def __init__(self) -> None:
-        self._fence = Fence()
 
     def copy(self, pull: Pull, deadline: float) -> Int64Array:
         pull.source.wait_event(pull.event, deadline)
@@ -93,11 +93,11 @@ class HostCopier:
             into[run.target : run.target + run.num_bytes] = data[run.source : run.source + run.num_bytes]
         # The words must be loaded after the last byte of data. Even a torn load of a word would do: the owner fences
         # after the word, so whoever has seen one overwriting byte sees all eight bytes of the new word.
-        self._fence()
+        fence()
         return pull.source.words.numpy()[pull.units]
 
-    def checksum(self, tensor: Tensor) -> bytes:
-        return checksum(tensor)
+    def checksum(self, tensor: Tensor, rows: Sequence[int] | None = None) -> bytes:
+        return checksum(tensor if rows is None else tensor[list(rows)])
 
 
 def unit_runs(sources: Int64Array, targets: Int64Array, unit_bytes: int) -> tuple[ByteRun, ...]:

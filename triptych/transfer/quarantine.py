@@ -41,10 +41,10 @@ class Quarantine:
         if not self.let_go():
             return False
         with self._lock:
-            return any(_overlap(held.into, tensor) for held in self._held)
+            return any(overlap(held.into, tensor) for held in self._held)
 
 
-def _overlap(left: Tensor, right: Tensor) -> bool:
+def overlap(left: Tensor, right: Tensor) -> bool:
     """Whether two tensors share bytes, going by the span from first to last byte of each."""
     if left.device != right.device or not left.numel() or not right.numel():
         return False

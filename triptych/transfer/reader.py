@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,12 +17,14 @@ from triptych.config import TransferSettings
 from triptych.errors import TransferFailed, WrongIncarnation
 from triptych.journey import EmbeddingRef, Endpoint, KVRef, Shard
 from triptych.transfer.connections import Connect, Connections
+from triptych.transfer.cuda_copy import DeviceCopier
+from triptych.transfer.cuda_runtime import concrete_device
 from triptych.transfer.local import open_local
 from triptych.transfer.mapping import Mapping, poll_until
-from triptych.transfer.pairing import concrete_device, open_mapping
+from triptych.transfer.pairing import open_mapping
 from triptych.transfer.plan import only_shard, plan_blocks, plan_rows
 from triptych.transfer.pull import Copier, CopyAbandoned, HostCopier, Pull
-from triptych.transfer.quarantine import Quarantine
+from triptych.transfer.quarantine import Quarantine, overlap
 from triptych.transfer.slab import Slab
 
 
@@ -69,8 +72,7 @@ class Reader:
         """
         source = only_shard(ref.shards)
         self._read(ref.owner, source, deadline, lambda mapping: plan_blocks(ref, mapping, into, block_ids))
-        if ref.checksum:
-            self._check_sum(ref.checksum, into[list(block_ids)])
+        self._check_sum(ref.checksum, into, block_ids)
 
     def open(self, endpoint: Endpoint, deadline: float | None = None) -> str:
         """The transport to a neighbour, with its arenas opened ahead of the first ref. Raises as reading does."""
@@ -118,6 +120,7 @@ class Reader:
             source = self._source(owner, shard, limit, held)
             pull = plan(source)
             self._require_here(pull.into)
+            pull = replace(pull, home=self._home(pull.into))
             try:
                 found = self._copier.copy(pull, limit)
             except CopyAbandoned as error:
@@ -140,6 +143,10 @@ class Reader:
         held.callback(loan.end)
         return loan.peer.mapping(shard.arena, limit)
 
+    def _home(self, into: Tensor) -> Slab | None:
+        """The slab of this worker that the destination lies in, if it lies in one."""
+        return next((slab for slab in self._local_slabs.values() if overlap(slab.data, into)), None)
+
     def _deadline(self, deadline: float | None) -> float:
         limit = time.monotonic() + self._settings.copy_timeout_seconds
         return limit if deadline is None else min(limit, deadline)
@@ -148,10 +155,10 @@ class Reader:
         if into.device != self._device:
             raise TransferFailed(f"the destination is on {into.device}, this reader copies to {self._device}")
 
-    def _check_sum(self, wanted: bytes, into: Tensor) -> None:
-        if wanted and (found := self._copier.checksum(into)) != wanted:
+    def _check_sum(self, wanted: bytes, into: Tensor, rows: Sequence[int] | None = None) -> None:
+        if wanted and (found := self._copier.checksum(into, rows)) != wanted:
             raise TransferFailed(f"the copy has checksum {found.hex()}, the owner's is {wanted.hex()}")
 
 
 def _copier(device: torch.device) -> Copier:
-    return HostCopier()
+    return DeviceCopier(device) if device.type == "cuda" else HostCopier()

@@ -75,9 +75,16 @@ def _map(info: ArenaInfo, where: ShmInfo, fd: int) -> mmap.mmap:
         raise TransferFailed(
             f"descriptor {where.fd} of process {where.pid} holds {status.st_size} bytes, the arena has {info.num_bytes}"
         )
-    if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SIZE_SEALS != SIZE_SEALS:
+    if _seals(fd) & SIZE_SEALS != SIZE_SEALS:
         raise TransferFailed(f"descriptor {where.fd} of process {where.pid} may shrink while it is read")
     return mmap.mmap(fd, info.num_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
+
+
+def _seals(fd: int) -> int:
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:  # a file of another kind, which has no seals
+        return 0
 
 
 class _Pages:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from triptych.errors import TransferFailed
 from triptych.transfer.arena import ArenaInfo, CudaIpcInfo, ShmInfo
+from triptych.transfer.cuda_runtime import concrete_device
+from triptych.transfer.cuda_slab import CudaSlab
 from triptych.transfer.host_slab import HostSlab
 
 __all__ = ["ArenaInfo", "CudaIpcInfo", "ShmInfo", "Slab", "create_slab"]
@@ -26,6 +28,8 @@ class Slab(Protocol):
     """
 
     device: torch.device
+    unit_bytes: int  # that one word guards
+    num_units: int
     data: Tensor
     words: Tensor
 
@@ -37,6 +41,12 @@ class Slab(Protocol):
 
         On CUDA queued on the current stream, without waiting: queue the overwriting kernels behind it on that stream.
         Raises InvalidRecord for a unit that does not exist.
+        """
+
+    def order_after_stamps(self) -> None:
+        """On CUDA, makes the current stream wait for the stamps queued so far on others.
+
+        For writing into stamped units from another stream than the one they were stamped on, as copies do.
         """
 
     def record_event(self) -> int:
@@ -60,4 +70,6 @@ def create_slab(kind: str, arena_id: int, unit_bytes: int, num_units: int, devic
     """
     if device.type == "cpu":
         return HostSlab(kind, arena_id, unit_bytes, num_units)
-    raise TransferFailed(f"no slab on {device}")
+    if device.type == "cuda":
+        return CudaSlab(kind, arena_id, unit_bytes, num_units, concrete_device(device))
+    raise TransferFailed(f"no slab on a device of type {device.type}, expected cpu or cuda")

@@ -1,0 +1,151 @@
+"""Copies out of GPU slabs: queued on streams of their own, waited for on the host, never without a deadline."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triptych.errors import TransferFailed
+from triptych.journey import Int64Array
+from triptych.transfer.checksum import checksum
+from triptych.transfer.cuda_events import has_completed, new_stream
+from triptych.transfer.mapping import poll_until
+from triptych.transfer.pull import CopyAbandoned, Pull
+
+# Up to here each run is one memcpy; beyond, launching them costs more than gathering all blocks by one kernel.
+_MOST_RUNS_COPIED_SINGLY = 8
+_GATHER_STEP_BYTES = 64 << 20  # memory a gather borrows at a time
+
+
+class DeviceCopier:
+    """Does pulls between GPU memories. Each thread has streams and pinned memory of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._of_thread = threading.local()
+
+    def copy(self, pull: Pull, deadline: float) -> Int64Array:
+        """As `Copier.copy`. Data and words are queued on one stream of the owner's GPU, the words behind the data."""
+        pull.source.wait_event(pull.event, deadline)
+        lane = self._lane()
+        with torch.inference_mode(), lane.current(pull.source.device):
+            try:
+                found = _queue(pull, lane)
+            except torch.OutOfMemoryError as error:
+                # What had been queued by then may still write.
+                self._wait(lane.record_end(pull), deadline, pull)
+                raise TransferFailed(f"no GPU memory for copying {pull.units.size} units: {error}") from error
+            ended = lane.record_end(pull)
+        self._wait(ended, deadline, pull)
+        return found.copy()
+
+    def checksum(self, tensor: Tensor, rows: Sequence[int] | None = None) -> bytes:
+        with torch.inference_mode(), self._lane().current(tensor.device):
+            return checksum(tensor if rows is None else tensor[list(rows)])
+
+    def _wait(self, ended: Callable[[], bool], deadline: float, pull: Pull) -> None:
+        info = pull.source.info
+        try:
+            poll_until(ended, deadline, f"copying {pull.units.size} units of {info.kind} arena {info.id}")
+        except TransferFailed as error:
+            # The lane is busy with the lost copy for who knows how long: this thread's next pull gets a new one.
+            del self._of_thread.lane
+            raise CopyAbandoned(error.message, ended) from error
+
+    def _lane(self) -> "_Lane":
+        lane: _Lane | None = getattr(self._of_thread, "lane", None)
+        if lane is None:
+            lane = self._of_thread.lane = _Lane(self._device)
+        return lane
+
+
+class _Lane:
+    """One thread's way through the GPU: a copy stream per device, and pinned memory. One pull at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._pinned = torch.empty(0, dtype=torch.int64)
+
+    @contextmanager
+    def current(self, home: torch.device) -> Iterator[None]:
+        """Makes the lane's streams current on the reader's device and on `home`, and `home` the current device."""
+        # A copy between two devices touches the current stream of both: neither may be anybody else's.
+        with torch.cuda.stream(self._stream(self._device)), torch.cuda.stream(self._stream(home)):
+            yield
+
+    def record_end(self, pull: Pull) -> Callable[[], bool]:
+        """Tells whether all that is queued so far has ended; keeps lane and pull alive as long as it is held."""
+        events = [stream.record_event() for stream in self._streams.values()]
+
+        def ended(lane: "_Lane" = self, pull: Pull = pull) -> bool:
+            return all(has_completed(event) for event in events)
+
+        return ended
+
+    def pinned(self, columns: int, count: int) -> Tensor:
+        """[columns, count] int64 of pinned memory; what an earlier pull of the lane had in it is gone."""
+        if self._pinned.numel() < columns * count:
+            room = 1 << max(12, (columns * count - 1).bit_length())
+            self._pinned = torch.empty(room, dtype=torch.int64, pin_memory=True)
+        return self._pinned[: columns * count].view(columns, count)
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = new_stream(device)
+        return self._streams[device]
+
+
+def _queue(pull: Pull, lane: _Lane) -> Int64Array:
+    """Queues data, then words, on the current streams; the words are there, in pinned memory, once both have ended."""
+    if pull.home is not None:
+        with torch.cuda.device(pull.home.device):
+            pull.home.order_after_stamps()
+    pinned = lane.pinned(4, pull.units.size)
+    if pull.scattered is None or len(pull.runs) <= _MOST_RUNS_COPIED_SINGLY:
+        for run in pull.runs:
+            piece = pull.source.data[run.source : run.source + run.num_bytes]
+            pull.into[run.target : run.target + run.num_bytes].copy_(piece, non_blocking=True)
+    else:
+        _gather(pull, pull.scattered, pinned)
+    pinned[3].copy_(_words(pull, pinned[2]), non_blocking=True)
+    return pinned[3].numpy()
+
+
+def _gather(pull: Pull, scattered: tuple[Int64Array, Int64Array], pinned: Tensor) -> None:
+    """Scattered blocks in few kernels: gathered on the owner's GPU, laid into their places on the reader's."""
+    block_bytes = pull.source.info.unit_bytes
+    number = _widest(pull, block_bytes)
+    blocks = pull.source.data.view(number).view(-1, block_bytes // number.itemsize)
+    places = pull.into.view(number).view(-1, block_bytes // number.itemsize)
+    sources = _upload(scattered[0], pinned[0], blocks.device)
+    targets = _upload(scattered[1], pinned[1], places.device)
+    step = max(1, _GATHER_STEP_BYTES // block_bytes)
+    for begin in range(0, sources.numel(), step):
+        packed = blocks.index_select(0, sources[begin : begin + step])
+        places.index_copy_(0, targets[begin : begin + step], packed.to(places.device, non_blocking=True))
+
+
+def _words(pull: Pull, pinned: Tensor) -> Tensor:
+    """The pull's generation words, on the owner's GPU."""
+    first, last = int(pull.units[0]), int(pull.units[-1])
+    if last - first + 1 == pull.units.size and bool((np.diff(pull.units) == 1).all()):
+        return pull.source.words[first : last + 1]
+    return pull.source.words.index_select(0, _upload(pull.units, pinned, pull.source.device))
+
+
+def _upload(ids: Int64Array, pinned: Tensor, device: torch.device) -> Tensor:
+    pinned[: ids.size].numpy()[:] = ids
+    return pinned[: ids.size].to(device, non_blocking=True)
+
+
+def _widest(pull: Pull, block_bytes: int) -> torch.dtype:
+    """Kernels move one number at a time: the widest that blocks and both memories are aligned to."""
+    for number in (torch.int64, torch.int32):
+        offsets = (block_bytes, pull.into.data_ptr(), pull.into.storage_offset(), pull.source.data.storage_offset())
+        if all(offset % number.itemsize == 0 for offset in offsets):
+            return number
+    return torch.uint8

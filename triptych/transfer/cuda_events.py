@@ -1,0 +1,34 @@
+"""Streams and events of torch, with types: torch itself leaves them untyped."""
+
+import torch
+
+
+def new_stream(device: torch.device) -> torch.cuda.Stream:
+    """One of torch's pool of streams for the device, never the default stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def new_event() -> torch.cuda.Event:
+    """Created on whichever device it is first recorded on; counts as completed until then."""
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+def new_shared_event() -> torch.cuda.Event:
+    """One that `export_event` can export."""
+    return torch.cuda.Event(interprocess=True)  # type: ignore[no-untyped-call]
+
+
+def export_event(event: torch.cuda.Event) -> bytes:
+    """The 64 bytes by which another process opens the event. The event is created on the current device."""
+    return bytes(event.ipc_handle())  # type: ignore[no-untyped-call]
+
+
+def open_event(device: torch.device, handle: bytes) -> torch.cuda.Event:
+    """Another process's event on one of this process's devices. Raises RuntimeError with CUDA's reason."""
+    event: torch.cuda.Event = torch.cuda.Event.from_ipc_handle(device, handle)  # type: ignore[no-untyped-call]
+    return event
+
+
+def has_completed(event: torch.cuda.Event) -> bool:
+    """Whether what came before the event's last record has ended; never waits."""
+    return bool(event.query())  # type: ignore[no-untyped-call]

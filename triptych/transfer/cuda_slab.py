@@ -1,0 +1,120 @@
+"""A slab in GPU memory: plain device memory and a ring of events, each exported once. The owner's side."""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from triptych.errors import TransferFailed
+from triptych.transfer.arena import ArenaInfo, CudaIpcInfo, check_stamp, new_arena
+from triptych.transfer.cuda_events import export_event, has_completed, new_event, new_shared_event, new_stream
+from triptych.transfer.cuda_runtime import allocate, device_uuid, export_memory
+
+_NUM_EVENTS = 256
+_UNITS_PER_STAMP = 2048
+
+
+class CudaSlab:
+    """Owner's side of a slab on one GPU. Its memory lasts as long as any tensor over it does."""
+
+    def __init__(self, kind: str, arena_id: int, unit_bytes: int, num_units: int, device: torch.device) -> None:
+        """Raises TransferFailed when it cannot be allocated or exported, InvalidRecord for sizes that cannot be."""
+        plan = new_arena(kind, arena_id, unit_bytes, num_units)
+        self.device = device
+        self.unit_bytes = unit_bytes
+        self.num_units = num_units
+        memory = allocate(device, plan.num_bytes)
+        whole = memory.tensor()
+        self.words = whole[plan.words_offset : plan.words_offset + 8 * num_units].view(torch.int64)
+        self.data = whole[plan.data_offset : plan.data_offset + plan.data_bytes]
+        _clear(whole, plan.probe)
+        self._events = tuple(new_shared_event() for _ in range(_NUM_EVENTS))
+        self._info = replace(
+            plan,
+            cuda_ipc=CudaIpcInfo(export_memory(memory), _export(self._events, device), device_uuid(device)),
+        )
+        self._lock = threading.Lock()
+        self._next_event = 0
+        self._staging = _Staging()
+        self._stamped = new_event()
+
+    def describe(self) -> ArenaInfo:
+        return self._info
+
+    def stamp(self, units: Sequence[int], generations: Sequence[int]) -> None:
+        """Queues the units' new generations on the current stream, ahead of what is queued there next."""
+        check_stamp(self._info, units, generations)
+        stream = torch.cuda.current_stream(self.device)
+        with self._lock, torch.cuda.stream(stream):
+            for begin in range(0, len(units), _UNITS_PER_STAMP):
+                end = begin + _UNITS_PER_STAMP
+                pairs = self._staging.upload(units[begin:end], generations[begin:end], self.device)
+                self.words.index_copy_(0, pairs[0], pairs[1])
+            self._stamped.record(stream)
+
+    def order_after_stamps(self) -> None:
+        """Makes the current stream wait for the stamps queued so far, whichever stream they are on."""
+        torch.cuda.current_stream(self.device).wait_event(self._stamped)
+
+    def record_event(self) -> int:
+        """Slot of an event behind everything queued on the current stream."""
+        with self._lock:
+            index = self._next_event
+            self._next_event = (index + 1) % _NUM_EVENTS
+            self._events[index].record(torch.cuda.current_stream(self.device))
+        return index
+
+    def event_done(self, index: int) -> bool:
+        """Raises TransferFailed for a slot outside the ring."""
+        if not 0 <= index < _NUM_EVENTS:
+            raise TransferFailed(f"event {index} named, the ring has {_NUM_EVENTS}")
+        return has_completed(self._events[index])
+
+    def close(self) -> None:
+        """Lets go of the memory; it is freed with the last tensor over it."""
+        empty = torch.empty(0, dtype=torch.uint8)
+        self.data, self.words = empty, empty.view(torch.int64)
+
+
+class _Staging:
+    """Pinned buffers for stamps on their way to the device. Not thread-safe.
+
+    A buffer is written again only once the device has read it; while all are in use, a new one joins them: stamping
+    never waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+
+    def upload(self, units: Sequence[int], generations: Sequence[int], device: torch.device) -> Tensor:
+        """[2, units] int64 on the device, in order on the current stream: units, generations."""
+        pinned, read = self._take()
+        pairs = pinned[: 2 * len(units)].view(2, len(units))
+        pairs.numpy()[:] = np.array((units, generations), dtype=np.int64)
+        on_device = pairs.to(device, non_blocking=True)
+        read.record()
+        self._buffers.append((pinned, read))
+        return on_device
+
+    def _take(self) -> tuple[Tensor, torch.cuda.Event]:
+        if self._buffers and has_completed(self._buffers[0][1]):
+            return self._buffers.popleft()
+        return torch.empty(2 * _UNITS_PER_STAMP, dtype=torch.int64, pin_memory=True), new_event()
+
+
+def _export(events: Sequence[torch.cuda.Event], device: torch.device) -> tuple[bytes, ...]:
+    with torch.cuda.device(device):
+        return tuple(export_event(event) for event in events)
+
+
+def _clear(whole: Tensor, probe: bytes) -> None:
+    """Zeroes the slab, words above all, and writes its probe; done when this returns."""
+    stream = new_stream(whole.device)
+    with torch.cuda.stream(stream):
+        whole.zero_()
+        whole[: len(probe)].copy_(torch.frombuffer(bytearray(probe), dtype=torch.uint8))
+    stream.synchronize()
