@@ -1,0 +1,23 @@
+"""Telling apart what a device call can raise: too little memory, a broken context, or anything else."""
+
+import torch
+
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+class DeviceLost(Exception):
+    """The process's CUDA context is broken: every later call fails too, whatever it works on. See __cause__."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether less work at once, or later, might have gone through."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _OUT_OF_MEMORY)
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether the CUDA context is broken: nothing that was being computed is to blame, and nothing more can be."""
+    if is_out_of_memory(error):
+        return False
+    return isinstance(error, torch.AcceleratorError) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))

@@ -1,0 +1,213 @@
+"""Items on their way through the encoder, and the jobs that wait for each.
+
+    queued --> preparing --> prepared --> encoding --> done
+       +-----------+-------------+-----------+----------^   failed, or (before encoding) wanted by nobody any more
+
+A flight begins with the first job for rows that nobody has or makes; jobs for the same rows join it. It is dropped with
+its last waiting job, unless its rows are being computed already: then they become cache. Bookkeeping alone.
+"""
+
+import enum
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from triptych.engine.embedding_store import Acquired, Entry
+from triptych.engine.encoder_jobs import EncodeJob, OnDone, PreparedItem
+from triptych.errors import InvariantViolation
+from triptych.journey import Item, RequestId
+
+
+class Phase(enum.Enum):
+    QUEUED = "queued"  # for preprocessing
+    PREPARING = "preparing"
+    PREPARED = "prepared"  # waits for a batch and for room
+    ENCODING = "encoding"
+    DONE = "done"
+
+
+_MOVES: Mapping[Phase, tuple[Phase, ...]] = {
+    Phase.QUEUED: (Phase.PREPARING, Phase.DONE),
+    Phase.PREPARING: (Phase.PREPARED, Phase.DONE),
+    Phase.PREPARED: (Phase.ENCODING, Phase.DONE),
+    Phase.ENCODING: (Phase.DONE,),
+    Phase.DONE: (),
+}
+
+Span = tuple[float, float]  # begin and end, on time.monotonic
+
+NO_TIMES: Mapping[str, float] = MappingProxyType({"queue": 0.0, "preprocess": 0.0, "encode": 0.0})
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One item between its first job and its rows."""
+
+    arrival: int  # order of arrival, unique
+    item: Item  # as the first job names it; those who join differ in index and place at most
+    entry: Entry
+    phase: Phase = Phase.QUEUED
+    waiters: dict[int, "Waiter"] = field(default_factory=dict)  # by number
+    prepared: PreparedItem | None = None
+    preprocess: Span = (0.0, 0.0)
+    encode: Span = (0.0, 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """One job that waits for a flight, holding one claim on its entry."""
+
+    number: int
+    job: EncodeJob
+    on_done: OnDone
+    flight: Flight
+    acquired: Acquired
+    since: float
+
+    @property
+    def joined(self) -> bool:
+        """Whether another job had begun the flight."""
+        return self.acquired is Acquired.JOINED
+
+    def times(self, now: float) -> dict[str, float]:
+        """Seconds in each stage as this job has seen them: what was over when it joined does not count."""
+        preprocess = _seconds(self.flight.preprocess, self.since)
+        encode = _seconds(self.flight.encode, self.since)
+        queue = max(0.0, now - self.since - preprocess - encode)
+        return {"queue": queue, "preprocess": preprocess, "encode": encode}
+
+
+class Flights:
+    """All flights and their waiters. Not thread-safe: the engine's lock guards it."""
+
+    def __init__(self) -> None:
+        self.items = dict.fromkeys(Phase, 0)  # flights by phase
+        self.tokens = dict.fromkeys(Phase, 0)  # their encoder tokens
+        self._by_entry: dict[Entry, Flight] = {}
+        self._by_arrival: dict[int, Flight] = {}
+        self._queued: dict[int, Flight] = {}  # by arrival, in order
+        self._waiters: dict[int, Waiter] = {}
+        self._by_request: dict[RequestId, dict[int, Waiter]] = {}
+        self._deadlines: list[tuple[float, int]] = []  # (deadline, waiter number); numbers of the gone stay till then
+        self._numbers = itertools.count()
+
+    def __iter__(self) -> Iterator[Flight]:
+        return iter(tuple(self._by_arrival.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_arrival)
+
+    def __getitem__(self, arrival: int) -> Flight:
+        return self._by_arrival[arrival]
+
+    @property
+    def num_waiters(self) -> int:
+        return len(self._waiters)
+
+    @property
+    def num_tokens(self) -> int:
+        """Encoder tokens of all flights."""
+        return sum(self.tokens.values())
+
+    @property
+    def tokens_ahead(self) -> int:
+        """Encoder tokens whose patches are in memory, or soon will be, and that no batch has taken yet."""
+        return self.tokens[Phase.PREPARING] + self.tokens[Phase.PREPARED]
+
+    @property
+    def first_queued(self) -> Flight | None:
+        return next(iter(self._queued.values()), None)
+
+    def board(self, job: EncodeJob, on_done: OnDone, entry: Entry, acquired: Acquired, now: float) -> None:
+        """Let a job wait for its entry's flight, which begins with it unless there is one."""
+        flight = self._by_entry.get(entry)
+        if flight is None:
+            flight = self._begin(job.item, entry)
+        waiter = Waiter(next(self._numbers), job, on_done, flight, acquired, now)
+        flight.waiters[waiter.number] = waiter
+        self._waiters[waiter.number] = waiter
+        self._by_request.setdefault(job.request_id, {})[waiter.number] = waiter
+        if job.deadline < math.inf:
+            heapq.heappush(self._deadlines, (job.deadline, waiter.number))
+
+    def leave(self, waiter: Waiter) -> None:
+        """The job waits no more; what becomes of its flight is the caller's decision."""
+        del self._waiters[waiter.number]
+        del waiter.flight.waiters[waiter.number]
+        of_request = self._by_request[waiter.job.request_id]
+        del of_request[waiter.number]
+        if not of_request:
+            del self._by_request[waiter.job.request_id]
+
+    def move(self, flight: Flight, phase: Phase) -> None:
+        """Raises InvariantViolation for a move that is not in the table; done flights are forgotten."""
+        if phase not in _MOVES[flight.phase]:
+            raise InvariantViolation(f"item {flight.arrival} cannot go from {flight.phase.value} to {phase.value}")
+        self._count(flight, -1)
+        self._queued.pop(flight.arrival, None)
+        flight.phase = phase
+        if phase is Phase.DONE:
+            del self._by_arrival[flight.arrival]
+            del self._by_entry[flight.entry]
+        else:
+            self._count(flight, 1)
+
+    def of_request(self, request_id: RequestId) -> tuple[Waiter, ...]:
+        return tuple(self._by_request.get(request_id, {}).values())
+
+    def overdue(self, now: float) -> list[Waiter]:
+        """Waiters whose deadline has passed while they queue; each is told once. Those being encoded may finish."""
+        found = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            waiter = self._waiters.get(heapq.heappop(self._deadlines)[1])
+            if waiter is not None and waiter.flight.phase is not Phase.ENCODING:
+                found.append(waiter)
+        return found
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next waiter may become overdue."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def check(self) -> None:
+        """Raises InvariantViolation naming the first rule that does not hold."""
+        for phase in Phase:
+            flights = [flight for flight in self if flight.phase is phase]
+            tokens = sum(flight.item.encoder_tokens for flight in flights)
+            if (self.items[phase], self.tokens[phase]) != (len(flights), tokens):
+                raise InvariantViolation(
+                    f"{self.items[phase]} items of {self.tokens[phase]} tokens are counted {phase.value}, "
+                    f"{len(flights)} of {tokens} are"
+                )
+        for flight in self:
+            if not flight.waiters and flight.phase is not Phase.ENCODING:
+                raise InvariantViolation(f"item {flight.arrival} is {flight.phase.value} for nobody")
+            if self._by_entry.get(flight.entry) is not flight:
+                raise InvariantViolation(f"item {flight.arrival} is not found by its entry")
+        for waiters in (
+            {number: waiter for flight in self for number, waiter in flight.waiters.items()},
+            {number: waiter for each in self._by_request.values() for number, waiter in each.items()},
+        ):
+            if waiters != self._waiters:
+                raise InvariantViolation(f"{len(self._waiters)} jobs wait, {len(waiters)} are indexed")
+        if list(self._queued) != [flight.arrival for flight in self if flight.phase is Phase.QUEUED]:
+            raise InvariantViolation("the preprocessing queue and the queued items differ")
+
+    def _begin(self, item: Item, entry: Entry) -> Flight:
+        flight = Flight(next(self._numbers), item, entry)
+        self._by_entry[entry] = flight
+        self._by_arrival[flight.arrival] = flight
+        self._queued[flight.arrival] = flight
+        self._count(flight, 1)
+        return flight
+
+    def _count(self, flight: Flight, sign: int) -> None:
+        self.items[flight.phase] += sign
+        self.tokens[flight.phase] += sign * flight.item.encoder_tokens
+
+
+def _seconds(span: Span, since: float) -> float:
+    return max(0.0, span[1] - max(span[0], since))

@@ -1,0 +1,190 @@
+"""All bookkeeping of an encoder: who waits for what, what comes next, who is told. No threads, no tensors touched.
+
+Every job taken on is answered once: by rows found, made, or joined; by its item's failure; by its own end.
+"""
+
+import time
+from collections.abc import Callable
+
+from triptych.engine.embedding_store import Acquired, EmbeddingStore, Entry, ItemKey
+from triptych.engine.encoder_flights import NO_TIMES, Flight, Flights, Phase, Waiter
+from triptych.engine.encoder_grants import Grants
+from triptych.engine.encoder_jobs import EncodeJob, EncodeResult, OnDone, PreparedItem, failure
+from triptych.engine.encoder_runner import Written
+from triptych.engine.encoder_scheduler import EncoderScheduler, WaitingItem
+from triptych.errors import Cancelled, DeadlineExceeded, InvariantViolation, MediaTooLarge, TriptychError
+from triptych.journey import Item, RequestId
+
+Answer = Callable[[OnDone, EncodeResult], None]
+
+
+class EncoderLedger:
+    """Store, flights, schedule and grants as one. Not thread-safe: the engine's lock guards it."""
+
+    def __init__(
+        self,
+        store: EmbeddingStore,
+        scheduler: EncoderScheduler,
+        grants: Grants,
+        answer: Answer,
+        row_bytes: int,
+        max_item_tokens: int,
+    ) -> None:
+        """answer: hands a result over without calling anyone back at once."""
+        self.store = store
+        self.flights = Flights()
+        self.grants = grants
+        self._scheduler = scheduler
+        self._answer = answer
+        self._row_bytes = row_bytes
+        self._max_item_tokens = max_item_tokens
+
+    # Jobs come
+
+    def has_ready(self, item: Item) -> bool:
+        return self.store.has_ready(ItemKey.of(item))
+
+    def admit(self, job: EncodeJob, on_done: OnDone) -> None:
+        """Answer the job with rows that are ready, or let it wait for them."""
+        now = time.monotonic()
+        try:
+            entry, acquired = self._acquire(job.item)
+        except TriptychError as error:
+            self._answer(on_done, failure(job.item, error, NO_TIMES, cached=False))
+            return
+        if acquired is Acquired.HIT:
+            ref = self.grants.grant(job, entry)
+            self._answer(on_done, EncodeResult(job.item.index, ref, None, NO_TIMES, cached=True))
+            return
+        self.flights.board(job, on_done, entry, acquired, now)
+
+    # Items move on
+
+    def next_to_prepare(self, max_tokens_ahead: int) -> Flight | None:
+        """The queued item to prepare now; None while as much as allowed lies prepared, one item being the least."""
+        flight = self.flights.first_queued
+        ahead = self.flights.tokens_ahead
+        if flight is None or (ahead and ahead + flight.item.encoder_tokens > max_tokens_ahead):
+            return None
+        self.flights.move(flight, Phase.PREPARING)
+        return flight
+
+    def prepared(self, flight: Flight, item: PreparedItem) -> None:
+        flight.prepared = item
+        self.flights.move(flight, Phase.PREPARED)
+        self._scheduler.add(flight.arrival, flight.item.encoder_tokens, flight.entry.units)
+
+    def next_batch(self, now: float) -> list[Flight]:
+        """What to encode now, placed in the arena; empty when nothing can be."""
+        batch = self._scheduler.next_batch(now, self._place)
+        if batch.blocked is not None:
+            self.store.make_way(batch.blocked.units)
+        flights = [self.flights[item.arrival] for item in batch.items]
+        for flight in flights:
+            self.flights.move(flight, Phase.ENCODING)
+        return flights
+
+    def publish(self, flight: Flight, written: Written) -> None:
+        """The rows are there: a claim for everyone who waits for them."""
+        self.store.publish(flight.entry, written.event, written.checksum)
+        now = time.monotonic()
+        for waiter in tuple(flight.waiters.values()):
+            ref = self.grants.grant(waiter.job, flight.entry)
+            result = EncodeResult(waiter.job.item.index, ref, None, waiter.times(now), waiter.joined)
+            self._answer(waiter.on_done, result)
+            self.flights.leave(waiter)
+        self.flights.move(flight, Phase.DONE)
+
+    # Something ends early
+
+    def fail(self, flight: Flight, error: TriptychError) -> None:
+        """The item cannot be had: everyone who waits for it is told so, each with the index it has there."""
+        for waiter in tuple(flight.waiters.values()):
+            self._answer_failure(waiter, error)
+            self.flights.leave(waiter)
+        self.store.abandon(flight.entry)
+        self._end(flight)
+
+    def fail_waiter(self, waiter: Waiter, error: TriptychError) -> None:
+        """One job ends. Its flight goes on for the others, or because it is being encoded already."""
+        flight = waiter.flight
+        self._answer_failure(waiter, error)
+        self.flights.leave(waiter)
+        self.store.release(flight.entry)
+        if not flight.waiters and flight.phase is not Phase.ENCODING:
+            self._end(flight)
+
+    def expire(self, now: float) -> None:
+        for waiter in self.flights.overdue(now):
+            self.fail_waiter(waiter, DeadlineExceeded("the request's time was up before its image was encoded"))
+
+    def cancel(self, request_id: RequestId) -> None:
+        """End what the request waits for. The claims it was granted are the lease table's to end."""
+        for waiter in self.flights.of_request(request_id):
+            self.fail_waiter(waiter, Cancelled("the request was cancelled"))
+
+    def fail_all(self, error: TriptychError) -> None:
+        """End whatever has not reached the device."""
+        for flight in self.flights:
+            if flight.phase is not Phase.ENCODING:
+                self.fail(flight, error)
+
+    def pause(self, now: float) -> float | None:
+        """Seconds after which time alone changes what can be done; None when only an event can."""
+        pauses = [self.flights.next_deadline - now] if self.flights.next_deadline is not None else []
+        if len(self._scheduler):
+            pauses.append(self._scheduler.budget.patience_seconds)
+        return max(0.0, min(pauses)) if pauses else None
+
+    # Looking at it
+
+    def gauges(self) -> dict[str, float]:
+        flights, store = self.flights, self.store
+        return {
+            "encoder_queued_items": len(flights),
+            "encoder_queued_tokens": flights.num_tokens,
+            "encoder_preprocess_queued_items": flights.items[Phase.QUEUED],
+            "encoder_prepared_tokens": flights.tokens_ahead,
+            "encoder_waiting_jobs": flights.num_waiters,
+            "encoder_arena_free_bytes": store.free_bytes,
+            "encoder_arena_fragmentation_ratio": store.extents.fragmentation,
+            "encoder_cached_items": store.num_ready,
+            "encoder_claims": store.num_claims,
+            "encoder_cache_hits_total": store.hits,
+            "encoder_cache_joins_total": store.joins,
+            "encoder_cache_evictions_total": store.evictions,
+        }
+
+    def idle(self) -> bool:
+        return len(self.flights) == 0 and self.store.idle()
+
+    def check(self) -> None:
+        """Raises InvariantViolation naming the first rule that does not hold."""
+        self.store.check()
+        self._scheduler.check()
+        self.flights.check()
+        held, waiting = len(self.grants), self.flights.num_waiters
+        if self.store.num_claims != waiting + held:
+            raise InvariantViolation(f"{self.store.num_claims} claims; {waiting} jobs wait, {held} leases are held")
+        if len(self._scheduler) != self.flights.items[Phase.PREPARED]:
+            raise InvariantViolation(
+                f"{len(self._scheduler)} items are scheduled, {self.flights.items[Phase.PREPARED]} are prepared"
+            )
+
+    def _acquire(self, item: Item) -> tuple[Entry, Acquired]:
+        if item.encoder_tokens > self._max_item_tokens:
+            raise MediaTooLarge(
+                f"the image becomes {item.encoder_tokens} encoder tokens, this encoder takes {self._max_item_tokens}"
+            )
+        return self.store.acquire(ItemKey.of(item), item.rows * self._row_bytes)
+
+    def _place(self, waiting: WaitingItem) -> bool:
+        return self.store.place(self.flights[waiting.arrival].entry)
+
+    def _end(self, flight: Flight) -> None:
+        self._scheduler.remove(flight.arrival)
+        self.flights.move(flight, Phase.DONE)
+
+    def _answer_failure(self, waiter: Waiter, error: TriptychError) -> None:
+        times = waiter.times(time.monotonic())
+        self._answer(waiter.on_done, failure(waiter.job.item, error, times, waiter.joined))

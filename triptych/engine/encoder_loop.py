@@ -1,0 +1,291 @@
+"""The encoder engine: from a request's wish for an item to a claim on its rows.
+
+    submit ─▶ rows ready? ─────────────────────────────────────────────────────────────▶ grant a claim, answer
+              on their way? join ─────────────────────────────────────────────────────▶┐
+              absent ─▶ queue ─▶ preprocess (threads) ─▶ schedule ─▶ encode (device loop) ─▶ publish ┘
+
+One lock guards all bookkeeping and is never held while anything is computed, copied, read or called back. Claims end on
+whatever thread ends them: a release, a cancel, the lease sweeper.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from triptych.config import EncoderSettings, TransferSettings
+from triptych.engine.callbacks import CallbackThread
+from triptych.engine.device_errors import DeviceLost, is_device_lost
+from triptych.engine.embedding_store import EmbeddingStore
+from triptych.engine.encoder_flights import Flight, Phase, Waiter
+from triptych.engine.encoder_grants import Grant, Grants, RefMaker
+from triptych.engine.encoder_jobs import EncodeJob, EncodeResult, ItemPreparer, OnDone, PreparedItem, for_item
+from triptych.engine.encoder_ledger import EncoderLedger
+from triptych.engine.encoder_runner import EncoderRunner, PlacedItem
+from triptych.engine.encoder_scheduler import BatchBudget, EncoderScheduler
+from triptych.errors import Cancelled, InternalError, LayoutMismatch, Overloaded, TriptychError, WorkerLost
+from triptych.journey import Endpoint, Item, RequestId
+from triptych.models.base import VisionTower
+from triptych.transfer.leases import LeaseTable
+from triptych.transfer.slab import Slab
+
+__all__ = ["EncodeJob", "EncodeResult", "EncoderEngine", "ItemPreparer", "PreparedItem"]
+
+log = logging.getLogger(__name__)
+
+# Patches prepared ahead of the device, in batches: enough to fill the next one while a large item waits for room, and
+# a bound on host memory, since patches are many times as large as the compressed image they come from.
+_BATCHES_PREPARED_AHEAD = 3
+
+
+class EncoderEngine:
+    """Encodes items once, however many requests ask for them. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        tower: VisionTower,
+        slab: Slab,
+        prepare: ItemPreparer,
+        leases: LeaseTable,
+        owner: Endpoint,
+        settings: EncoderSettings,
+        transfer: TransferSettings,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        """on_fatal: told that this process can encode no more (the CUDA context is broken, say), before anyone else."""
+        self._dtype = tower.dtype
+        self._prepare = prepare
+        self._leases = leases
+        self._settings = settings
+        self._on_fatal = on_fatal
+        self._runner = EncoderRunner(tower, slab, transfer.checksums)
+        self._arena_bytes = slab.describe().data_bytes
+        self._changed = threading.Condition()
+        self._refusal: TriptychError | None = None  # set once nothing more is taken on
+        self._preprocessing = 0  # threads that are at it
+        self._items_encoded = 0
+        self._seconds = {"preprocess": 0.0, "encode": 0.0}
+        self._threads = ThreadPoolExecutor(settings.preprocess_threads, thread_name_prefix="preprocess")
+        self._callbacks = CallbackThread("encoder-callbacks")
+        self._loop = threading.Thread(target=self._run, name="encoder", daemon=True)
+        self._ledger = self._new_ledger(RefMaker(owner, slab.describe(), tower), slab)
+
+    @property
+    def max_item_tokens(self) -> int:
+        """Encoder tokens of the largest item taken here: what the model takes and the arena can hold."""
+        tokens_per_row = self._prepare.max_item_tokens // self._prepare.max_item_rows
+        return min(self._prepare.max_item_tokens, self._arena_bytes // self._runner.row_bytes * tokens_per_row)
+
+    def start(self) -> None:
+        log.info(
+            "encoder: batches of up to %d items and %d encoder tokens; a larger item, up to %d tokens, goes alone",
+            *(self._settings.max_items_per_batch, self._settings.max_encoder_tokens_per_batch, self.max_item_tokens),
+        )
+        self._callbacks.start()
+        self._loop.start()
+
+    def stop(self) -> None:
+        """Finish the batch that is being encoded, answer everything else with WorkerLost, end all threads."""
+        self._refuse(WorkerLost("the encoder has been stopped"))
+        if self._loop.ident is not None and self._loop is not threading.current_thread():
+            self._loop.join()
+        self._threads.shutdown(wait=True)
+        self._callbacks.stop()
+
+    def submit(self, job: EncodeJob, on_done: OnDone) -> None:
+        """Encode the job's item or find its rows; `on_done` is called once, on the engine's callback thread.
+
+        Raises Overloaded when the job would have to wait and too many do already, WorkerLost after `stop` or once the
+        device is lost; everything else that can go wrong is answered.
+        """
+        with self._changed:
+            if self._refusal is not None:
+                raise for_item(self._refusal, job.item)
+            waiting, limit = self._ledger.flights.num_waiters, self._settings.max_queued_items
+            if waiting >= limit and not self._ledger.has_ready(job.item):
+                raise Overloaded(f"{waiting} jobs wait here, the limit is {limit}", item_index=job.item.index)
+            self._ledger.admit(job, on_done)
+            self._go_on()
+
+    def cancel(self, request_id: RequestId) -> None:
+        """End what the request waits for (answered with Cancelled) and every claim granted to it here. Idempotent."""
+        with self._changed:
+            self._ledger.cancel(request_id)
+            claims = self._ledger.grants.claims_of(request_id)
+            self._go_on()
+        # Outside the lock: the lease table calls back into _end_grant, by its rule on a thread that holds no lock.
+        self._leases.release(claims)
+
+    def snapshot(self) -> dict[str, float]:
+        """Gauges by their names in metrics.WORKER_GAUGES."""
+        with self._changed:
+            gauges = self._ledger.gauges() | {
+                "encoder_arena_bytes": self._arena_bytes,
+                "encoder_items_encoded_total": self._items_encoded,
+                "encoder_preprocess_seconds_total": self._seconds["preprocess"],
+                "encoder_encode_seconds_total": self._seconds["encode"],
+            }
+        return {name: float(value) for name, value in gauges.items()}
+
+    def idle(self) -> bool:
+        """Whether nothing waits, is computed, claimed or still to be told. Cached rows are fine."""
+        with self._changed:
+            return self._ledger.idle() and self._preprocessing == 0 and self._callbacks.pending == 0
+
+    def check(self) -> None:
+        """Raises InvariantViolation naming the first rule that does not hold."""
+        with self._changed:
+            self._ledger.check()
+
+    def _new_ledger(self, make_ref: RefMaker, slab: Slab) -> EncoderLedger:
+        arena, settings = slab.describe(), self._settings
+        store = EmbeddingStore(arena.num_units, arena.unit_bytes)
+        budget = BatchBudget(settings.max_items_per_batch, settings.max_encoder_tokens_per_batch)
+        return EncoderLedger(
+            store=store,
+            scheduler=EncoderScheduler(budget),
+            grants=Grants(store, self._leases, make_ref, self._end_grant),
+            answer=lambda on_done, result: self._callbacks.put(partial(on_done, result)),
+            row_bytes=self._runner.row_bytes,
+            max_item_tokens=self.max_item_tokens,
+        )
+
+    def _end_grant(self, grant: Grant) -> None:
+        """Called by the lease table, on whatever thread ended the claim."""
+        with self._changed:
+            self._ledger.grants.end(grant)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Under the lock, after any change: feed the preprocessing threads, wake the device loop."""
+        ahead = _BATCHES_PREPARED_AHEAD * self._settings.max_encoder_tokens_per_batch
+        while self._preprocessing < self._settings.preprocess_threads and self._refusal is None:
+            flight = self._ledger.next_to_prepare(ahead)
+            if flight is None:
+                break
+            self._preprocessing += 1
+            self._threads.submit(self._preprocess, flight)
+        self._changed.notify_all()
+
+    def _refuse(self, refusal: TriptychError) -> None:
+        """Take nothing more on and end what has not reached the device."""
+        with self._changed:
+            self._refusal = self._refusal or refusal
+            self._ledger.fail_all(self._refusal)
+            self._changed.notify_all()
+
+    def _die(self, error: BaseException) -> None:
+        log.critical("this process can encode no more", exc_info=error)
+        self._on_fatal(error)
+        self._refuse(WorkerLost(f"the encoder broke down: {type(error).__name__}"))
+
+    # On a preprocessing thread
+
+    def _preprocess(self, flight: Flight) -> None:
+        began = time.monotonic()
+        outcome = self._prepared(flight)
+        with self._changed:
+            self._preprocessing -= 1
+            flight.preprocess = (began, time.monotonic())
+            self._seconds["preprocess"] += flight.preprocess[1] - began
+            if flight.phase is not Phase.DONE:  # else nobody wants it any more
+                if isinstance(outcome, PreparedItem):
+                    self._ledger.prepared(flight, outcome)
+                else:
+                    self._ledger.fail(flight, outcome)
+            self._go_on()
+
+    def _prepared(self, flight: Flight) -> PreparedItem | TriptychError:
+        """The item's patches in the tower's dtype, from the first waiting job's source that can be read."""
+        while (waiter := self._first_waiter(flight)) is not None:
+            try:
+                data = waiter.job.read_media()
+            except Exception as error:
+                self._fail_waiter(waiter, _translated(error, "reading the image"))
+                continue  # another job's way to the same bytes may work: a lost router takes its memory with it
+            try:
+                return self._verified(self._prepare(data, flight.item), flight.item)
+            except Exception as error:
+                if is_device_lost(error):
+                    self._die(error)
+                return _translated(error, "preparing the image")
+        return Cancelled("nobody waits for the item any more")
+
+    def _first_waiter(self, flight: Flight) -> Waiter | None:
+        with self._changed:
+            return next(iter(flight.waiters.values()), None)
+
+    def _fail_waiter(self, waiter: Waiter, error: TriptychError) -> None:
+        with self._changed:
+            if waiter.number in waiter.flight.waiters:  # else it has ended meanwhile
+                self._ledger.fail_waiter(waiter, error)
+
+    def _verified(self, prepared: PreparedItem, item: Item) -> PreparedItem:
+        """Raises LayoutMismatch unless the prompt has been laid out for what the image really becomes."""
+        found = (prepared.grid, prepared.patches.shape[0], prepared.rows)
+        if found != (item.grid, item.encoder_tokens, item.rows):
+            raise LayoutMismatch(
+                f"the image becomes {found[0]} of {found[1]} patches and {found[2]} rows, "
+                f"its prompt is laid out for {item.grid} of {item.encoder_tokens} and {item.rows}"
+            )
+        return PreparedItem(prepared.patches.to(self._dtype), prepared.grid, prepared.rows)
+
+    # On the device loop's thread
+
+    def _run(self) -> None:
+        flights: Sequence[Flight] = ()
+        try:
+            while flights := self._next_flights():
+                self._encode(flights)
+        except Exception as error:
+            # Items that fail are dealt with in the runner: what arrives here is a broken device or broken bookkeeping.
+            self._die(error.__cause__ if isinstance(error, DeviceLost) and error.__cause__ else error)
+            with self._changed:
+                for flight in flights:
+                    if flight.phase is not Phase.DONE:
+                        self._ledger.fail(flight, self._refusal or InternalError("the encoder broke down"))
+
+    def _next_flights(self) -> Sequence[Flight]:
+        """Waits for the next batch; empty once the engine is to stop."""
+        with self._changed:
+            while self._refusal is None:
+                now = time.monotonic()
+                self._ledger.expire(now)
+                flights = self._ledger.next_batch(now)
+                self._go_on()
+                if flights:
+                    return flights
+                self._changed.wait(self._ledger.pause(now))
+        return ()
+
+    def _encode(self, flights: Sequence[Flight]) -> None:
+        began = time.monotonic()
+        outcomes = self._runner.encode([_placed(flight) for flight in flights])
+        with self._changed:
+            ended = time.monotonic()
+            self._seconds["encode"] += ended - began
+            for flight, outcome in zip(flights, outcomes, strict=True):
+                flight.encode = (began, ended)
+                if isinstance(outcome, TriptychError):
+                    self._ledger.fail(flight, outcome)
+                else:
+                    self._items_encoded += 1
+                    self._ledger.publish(flight, outcome)
+            self._go_on()
+
+
+def _placed(flight: Flight) -> PlacedItem:
+    prepared, flight.prepared = flight.prepared, None  # the batch alone keeps the patches
+    if prepared is None:
+        raise InternalError(f"item {flight.arrival} is to be encoded without having been prepared")
+    return PlacedItem(prepared, flight.entry.span, flight.entry.generation)
+
+
+def _translated(error: Exception, what: str) -> TriptychError:
+    """Our own errors as they are; anything else is a bug of ours or a library's, logged in full."""
+    if isinstance(error, TriptychError):
+        return error
+    log.error("%s failed", what, exc_info=error)
+    return InternalError(f"{what} failed: {type(error).__name__}")
