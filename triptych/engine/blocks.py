@@ -1,0 +1,152 @@
+"""KV blocks as numbers: which are free, who holds the others, and how often each was handed out anew.
+
+`BlockPool` counts shares of single blocks. `BlockLedger` puts a name on every share, so that whoever ends gives back
+exactly what it held, once, and `check()` can prove that nothing else is out.
+"""
+
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Sequence
+
+from triptych.errors import InvariantViolation, Overloaded
+from triptych.journey import BlockRef
+
+
+class OutOfBlocks(Overloaded):
+    """Fewer blocks are free than were asked for; ask again once somebody has released some."""
+
+
+class BlockPool:
+    """A fixed number of KV blocks; a block is free again when its last share is released.
+
+    Blocks are reused in the order in which they became free: the longer a freed block rests, the likelier a late
+    reader still finds what it came for.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free: deque[int] = deque(range(num_blocks))
+        self._shares = [0] * num_blocks
+        self._generations = [0] * num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._free)
+
+    def reserve(self, n: int) -> list[int]:
+        """Ids of n free blocks, one share of each, their generations bumped. Raises OutOfBlocks and takes none."""
+        if n > len(self._free):
+            raise OutOfBlocks(f"{n} blocks asked for, {len(self._free)} of {self.num_blocks} are free")
+        ids = [self._free.popleft() for _ in range(n)]
+        for id in ids:
+            self._shares[id] = 1
+            self._generations[id] += 1
+        return ids
+
+    def share(self, ids: Iterable[int]) -> None:
+        """One more share of each block. Raises InvariantViolation for a free one, and shares none."""
+        ids = list(ids)
+        for id in ids:
+            if self.shares(id) == 0:
+                raise InvariantViolation(f"block {id} is free and cannot be shared")
+        for id in ids:
+            self._shares[id] += 1
+
+    def release(self, ids: Iterable[int]) -> None:
+        """One share of each block less. Raises InvariantViolation for a share nobody holds, and releases none."""
+        ids = list(ids)
+        for id, count in Counter(ids).items():
+            if self.shares(id) < count:
+                raise InvariantViolation(f"{count} shares of block {id} released, {self.shares(id)} are held")
+        for id in ids:
+            self._shares[id] -= 1
+            if self._shares[id] == 0:
+                self._free.append(id)
+
+    def shares(self, id: int) -> int:
+        if not 0 <= id < self.num_blocks:
+            raise InvariantViolation(f"block {id} does not exist, the pool has {self.num_blocks}")
+        return self._shares[id]
+
+    def generation(self, id: int) -> int:
+        """How often the block has been reserved; 0: never."""
+        return self._generations[id]
+
+    def check(self) -> None:
+        """Raises InvariantViolation with the first rule that does not hold."""
+        free = set(self._free)
+        if len(free) != len(self._free):
+            raise InvariantViolation(f"{len(self._free) - len(free)} blocks are in the free list twice")
+        for id, shares in enumerate(self._shares):
+            if shares < 0:
+                raise InvariantViolation(f"block {id} has {shares} shares")
+            if (shares == 0) != (id in free):
+                raise InvariantViolation(f"block {id} has {shares} shares and is {'' if id in free else 'not '}free")
+
+
+class BlockLedger:
+    """Every share of every block under the name of its holder, or among those lent to readers outside.
+
+    Not thread-safe: the engine calls it under its lock.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self._held: dict[Hashable, list[int]] = {}
+        self._lent: Counter[int] = Counter()
+
+    @property
+    def num_lent_shares(self) -> int:
+        return self._lent.total()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._held and not self._lent
+
+    def held(self, holder: Hashable) -> tuple[int, ...]:
+        return tuple(self._held.get(holder, ()))
+
+    def reserve(self, holder: Hashable, n: int) -> list[int]:
+        """n blocks nobody else has, for holder. Raises OutOfBlocks."""
+        ids = self.pool.reserve(n)
+        self._held.setdefault(holder, []).extend(ids)
+        return ids
+
+    def share(self, holder: Hashable, ids: Sequence[int]) -> None:
+        """Blocks that are in use already, for holder too."""
+        self.pool.share(ids)
+        self._held.setdefault(holder, []).extend(ids)
+
+    def free(self, holder: Hashable) -> None:
+        """Everything holder has; nothing when it has nothing."""
+        self.pool.release(self._held.pop(holder, ()))
+
+    def lend(self, ids: Sequence[int]) -> tuple[BlockRef, ...]:
+        """A share of each block for a reader outside, who gives it back by take_back."""
+        self.pool.share(ids)
+        self._lent.update(ids)
+        return tuple(BlockRef(id, self.pool.generation(id)) for id in ids)
+
+    def take_back(self, ids: Sequence[int]) -> None:
+        """Raises InvariantViolation when a share was never lent, and takes none back."""
+        for id, count in Counter(ids).items():
+            if self._lent[id] < count:
+                raise InvariantViolation(f"{count} shares of block {id} given back, {self._lent[id]} are lent")
+        self.pool.release(ids)
+        for id in ids:
+            self._lent[id] -= 1
+            if self._lent[id] == 0:
+                del self._lent[id]
+
+    def check(self, holders: Iterable[Hashable]) -> None:
+        """Raises InvariantViolation unless exactly these holders, and the lent shares, make up the pool's shares."""
+        self.pool.check()
+        strangers = set(self._held) - set(holders)
+        if strangers:
+            raise InvariantViolation(f"{min(map(str, strangers))} holds blocks and is gone")
+        counted = Counter(self._lent)
+        for ids in self._held.values():
+            counted.update(ids)
+        for id in range(self.pool.num_blocks):
+            shares = self.pool.shares(id)
+            if counted[id] != shares:
+                raise InvariantViolation(f"block {id} has {shares} shares, {counted[id]} are held or lent")

@@ -1,0 +1,69 @@
+"""Memory that embedding rows land in, from the moment a prompt has room until the rows are fused."""
+
+import torch
+from torch import Tensor
+
+from triptych.errors import Cancelled, InvariantViolation, LayoutMismatch
+from triptych.journey import Layout, RequestId
+from triptych.multimodal.rows import RowPiece
+
+
+class LandingMemory:
+    """One tensor per item, made when its prompt is admitted and dropped as soon as its last row is fused.
+
+    How much may be out is the scheduler's business; this only holds it. On CUDA the tensors belong to the engine's
+    stream: the engine waits for that stream between making them and lending them out, so that copies may write from
+    any stream, and a copy must have ended before its item is reported as landed. Whoever still holds a view when a
+    request ends keeps that memory alive, and writes into nobody else's.
+    """
+
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._width = width
+        self._dtype = dtype
+        self._device = device
+        self._rows: dict[RequestId, dict[int, Tensor]] = {}
+
+    @property
+    def row_bytes(self) -> int:
+        return self._width * self._dtype.itemsize
+
+    def open(self, request_id: RequestId, layout: Layout) -> None:
+        """Room for the rows of all items."""
+        self._rows[request_id] = {
+            item.index: torch.empty(item.rows, self._width, dtype=self._dtype, device=self._device)
+            for item in layout.items
+        }
+
+    def view(self, request_id: RequestId, item_index: int) -> Tensor:
+        """[rows, width] to read an item's rows into. Raises Cancelled when the request has ended, or the item is fused.
+
+        Raises LayoutMismatch when the prompt has no such item.
+        """
+        items = self._rows.get(request_id)
+        if items is None:
+            raise Cancelled("the prompt that these rows are for has ended", item_index=item_index)
+        if item_index not in items:
+            raise LayoutMismatch(f"the prompt awaits no rows of item {item_index}", item_index=item_index)
+        return items[item_index]
+
+    def rows(self, request_id: RequestId, piece: RowPiece) -> Tensor:
+        """[row_end - row_begin, width]: a view of rows that have landed."""
+        return self._rows[request_id][piece.item_index][piece.row_begin : piece.row_end]
+
+    def drop_fused(self, request_id: RequestId, layout: Layout, num_computed: int) -> int:
+        """Forget the items whose last row lies before that position; their size in bytes."""
+        items = self._rows[request_id]
+        fused = [item for item in layout.items if item.index in items and item.runs[-1].end <= num_computed]
+        for item in fused:
+            del items[item.index]
+        return sum(item.rows for item in fused) * self.row_bytes
+
+    def close(self, request_id: RequestId) -> None:
+        """Forget what is left of a request; nothing when there is nothing."""
+        self._rows.pop(request_id, None)
+
+    def check(self, num_bytes: int) -> None:
+        """Raises InvariantViolation unless that many bytes are held."""
+        held = sum(rows.nbytes for items in self._rows.values() for rows in items.values())
+        if held != num_bytes:
+            raise InvariantViolation(f"{held} bytes of landing memory are held, {num_bytes} are reserved")

@@ -1,0 +1,282 @@
+"""The language engine: one thread that prefills and decodes, continuously batched, for one model on one device.
+
+A turn: take in what other threads have asked for, end what is overdue, give room to those whose turn it is, run one
+step, tell the sinks. Other threads only ever leave commands or read the books; all changes but the return of lent
+blocks are made by the engine's thread, between two steps.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from triptych.config import LanguageSettings
+from triptych.engine.decode_desk import DecodeDesk, OnReserved
+from triptych.engine.device_errors import DeviceLost
+from triptych.engine.jobs import DecodeJob, DecodeSink, PrefillJob, PrefillSink
+from triptych.engine.landing import LandingMemory
+from triptych.engine.mailbox import Mailbox, as_triptych
+from triptych.engine.plan import Limits
+from triptych.engine.prefill_desk import PrefillDesk
+from triptych.engine.runner import Runner
+from triptych.engine.scheduler import Scheduler
+from triptych.engine.sequence import Reservation
+from triptych.engine.stepper import Stepper, StepReport
+from triptych.errors import Cancelled, ClaimExpired, TriptychError, WorkerLost
+from triptych.journey import RequestId
+from triptych.models.base import LanguageModel
+from triptych.transfer.slab import Slab
+
+__all__ = ["DecodeJob", "DecodeSink", "LanguageEngine", "PrefillJob", "PrefillSink", "StepReport"]
+
+log = logging.getLogger(__name__)
+
+
+class LanguageEngine:
+    """Prefill-only, decode-only or both, as it is asked. Methods may be called from any thread and do not block.
+
+    Sinks and callbacks are called on the engine's thread (after `stop`: on the caller's), without a lock held. Every
+    request is told its end exactly once, a cancelled one by Cancelled.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        slab: Slab | None,
+        settings: LanguageSettings,
+        on_step: Callable[[StepReport], None] | None = None,
+        on_fatal: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """slab:     KV memory with one unit per block, stamped by the engine; None: memory of the engine's own
+        on_fatal: called when the CUDA context is broken; then everything here ends with WorkerLost
+        """
+        self._runner = Runner(model, slab, settings.kv_bytes, settings.block_size)
+        self._landing = LandingMemory(model.hidden_size, model.dtype, model.device)
+        self.limits = _limits(model, settings, self._landing.row_bytes)
+        self._scheduler = Scheduler(self.limits, self._runner.num_blocks)
+        self._mailbox = Mailbox()
+        self._lock = self._mailbox.lock
+        self._copies: list[tuple[int, int]] = []  # blocks to copy before the next step, (from, to)
+        self._prefills = PrefillDesk(self._scheduler, self._landing, model.vocab_size, self._mailbox.news)
+        self._decodes = DecodeDesk(self._scheduler, model.vocab_size, self._mailbox.news)
+        self._stepper = Stepper(
+            self._runner, self._scheduler, self._landing, self._prefills, self._decodes, self._mailbox
+        )
+        self._on_step = on_step
+        self._on_fatal = on_fatal
+        self._thread = threading.Thread(target=self._run, name="language-engine", daemon=True)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._runner.num_blocks
+
+    def start(self) -> None:
+        log.info(
+            "language engine: %d KV blocks of %d tokens, context %d, %d prefill tokens and %d sequences a step",
+            *(self.num_blocks, self.limits.block_size, self.limits.max_model_len),
+            *(self.limits.prefill_chunk_tokens, self.limits.max_sequences),
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the step that is running, end everything else with WorkerLost. Blocks until that is done."""
+        refusal = self._mailbox.close(WorkerLost("the language engine has been stopped"))
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._end_all(refusal)
+
+    # Prefill
+
+    def prefill(self, job: PrefillJob, sink: PrefillSink) -> None:
+        """Compute a prompt and sample its first tokens.
+
+        Where the request holds a reservation for a prompt of this length here, into the reserved blocks. A newer
+        attempt ends an older one.
+        """
+        arrived = time.monotonic()
+        self._mailbox.post(lambda: self._prefills.take(job, sink, arrived), sink.failed)
+
+    def landing(self, request_id: RequestId, item_index: int) -> Tensor:
+        """[rows, width] to read an accepted prompt's item into; whoever writes may keep it though the request ends.
+
+        Raises Cancelled when the prompt has ended, LayoutMismatch when it awaits no such rows.
+        """
+        with self._lock:
+            return self._landing.view(request_id, item_index)
+
+    def rows_landed(self, request_id: RequestId, item_index: int) -> None:
+        """The item's rows are in `landing` and verified; no copy into it is still running. Repeating it is harmless."""
+        self._mailbox.post(lambda: self._prefills.landed(request_id, item_index))
+
+    def release_blocks(self, ids: Sequence[int]) -> None:
+        """Give back one share of each block, got by kv_ready or share_prompt_blocks.
+
+        Raises InvariantViolation, and takes none back, when such a share was never lent.
+        """
+        with self._lock:
+            self._scheduler.ledger.take_back(ids)
+            self._mailbox.wake()
+
+    # Decode
+
+    def reserve(
+        self,
+        request_id: RequestId,
+        attempt: int,
+        prompt_tokens: int,
+        max_tokens: int,
+        branches: int,
+        deadline: float,
+        on_done: OnReserved,
+    ) -> None:
+        """Blocks for everything a request may need, in order of arrival; on_done gets their number or the reason.
+
+        prompt_tokens: all that prefill computes, tokens generated before a continuation included
+        max_tokens:    what may still follow, per branch; cut to what the context takes
+        deadline:      for the waiting alone (Overloaded when it passes); once granted, the blocks are held until
+                       `decode` has ended or `cancel`, so put the grant under a lease
+        Repeating one attempt is safe, a newer attempt ends an older one.
+        """
+        within = self.limits.max_model_len - prompt_tokens
+        reservation = Reservation(
+            request_id, attempt, prompt_tokens, min(max_tokens, within), branches, self.limits.block_size
+        )
+        self._mailbox.post(lambda: self._decodes.reserve(reservation, deadline, on_done), on_done)
+
+    def prompt_blocks(self, request_id: RequestId) -> tuple[int, ...]:
+        """The reserved blocks that the prompt's KV must land in, in prompt order; they are branch 0's.
+
+        Raises ClaimExpired when the request holds no reservation that waits for its KV. A cancel may free the blocks
+        at any moment: whoever writes into them from another thread uses share_prompt_blocks.
+        """
+        with self._lock:
+            return self._reservation(request_id).prompt_blocks
+
+    def share_prompt_blocks(self, request_id: RequestId) -> tuple[int, ...]:
+        """prompt_blocks with a share of each, to be given back by release_blocks.
+
+        While it is held nobody else gets the blocks, whatever happens to the request: a copy that is still running
+        when its request is cancelled then writes into nobody's memory.
+        """
+        with self._lock:
+            blocks = self._reservation(request_id).prompt_blocks
+            self._scheduler.ledger.lend(blocks)
+            return blocks
+
+    def decode(self, job: DecodeJob, sink: DecodeSink) -> None:
+        """Go on behind a prompt whose KV has landed in the request's reserved blocks."""
+
+        def start() -> None:
+            self._copies += self._decodes.start(job, sink)
+
+        self._mailbox.post(start, partial(sink.failed, job.request_id, job.attempt))
+
+    # Both
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Free everything that the request holds, but shares of blocks that were lent. Unknown requests are fine."""
+
+        def end() -> None:
+            error = Cancelled("the request was cancelled")
+            self._prefills.end(request_id, error)
+            self._decodes.end(request_id, error)
+
+        self._mailbox.post(end)
+
+    def snapshot(self) -> dict[str, float]:
+        """Gauges, named as in metrics.WORKER_GAUGES."""
+        with self._lock:
+            return self._scheduler.gauges()
+
+    def idle(self) -> bool:
+        """Whether nobody waits or runs, every block is free and everybody has been told."""
+        with self._lock:
+            known = self._copies or not (self._prefills.is_empty and self._decodes.is_empty)
+            return not known and self._mailbox.is_empty and self._scheduler.is_idle()
+
+    def check(self) -> None:
+        """Raises InvariantViolation with the first rule that blocks, queues, landing memory and sinks break."""
+        with self._lock:
+            self._scheduler.check()
+            self._prefills.check()
+            self._decodes.check()
+
+    # The engine's thread
+
+    def _run(self) -> None:
+        with self._runner.stream():
+            while self._mailbox.refusal is None:
+                try:
+                    self._turn()
+                except DeviceLost as lost:
+                    self._die(lost.__cause__ or lost)
+                except Exception as error:
+                    log.exception("a turn of the language engine failed; every request ends, the engine goes on")
+                    self._end_all(as_triptych(error))
+
+    def _turn(self) -> None:
+        with self._lock:
+            self._mailbox.take_commands()
+            copies, self._copies = self._copies, []
+        # Ahead of the next admission: the blocks read here may be free, and somebody's, from then on.
+        self._runner.copy_blocks(copies)
+        with self._lock:
+            now = time.monotonic()
+            self._prefills.expire(now)
+            self._decodes.expire(now)
+            admitted = self._scheduler.admit()
+            self._prefills.admit(admitted.prefills, now)
+            self._decodes.grant(admitted.reservations)
+        self._runner.stamp(admitted.new_blocks)
+        if admitted.prefills or admitted.reservations:
+            self._runner.fence()
+        self._mailbox.deliver()
+        with self._lock:
+            plan = self._scheduler.plan()
+            if not plan.num_tokens:
+                self._mailbox.sleep(min(self._prefills.next_deadline(), self._decodes.next_deadline()))
+                return
+        self._report(self._stepper.run(plan))
+
+    def _report(self, report: StepReport) -> None:
+        if self._on_step is not None:
+            try:
+                self._on_step(report)
+            except Exception:
+                log.exception("a step's report was not taken")
+
+    def _die(self, error: BaseException) -> None:
+        """The device is lost: whatever is still here ends now, and nothing more comes in."""
+        log.critical("the language engine's device is lost: %s", error)
+        if self._on_fatal is not None:
+            self._on_fatal(error)
+        self._end_all(self._mailbox.close(WorkerLost("the device is lost")))
+
+    def _end_all(self, error: TriptychError) -> None:
+        with self._lock:
+            self._mailbox.take_commands()
+            self._copies.clear()
+            self._prefills.end_all(error)
+            self._decodes.end_all(error)
+        self._mailbox.deliver()
+
+    def _reservation(self, request_id: RequestId) -> Reservation:
+        reservation = self._scheduler.reservation(request_id)
+        if reservation is None:
+            raise ClaimExpired("the decode reservation is gone; reserve again")
+        return reservation
+
+
+def _limits(model: LanguageModel, settings: LanguageSettings, row_bytes: int) -> Limits:
+    longest = min(settings.max_model_len or model.max_model_len, model.max_model_len)
+    return Limits(
+        block_size=settings.block_size,
+        max_model_len=longest,
+        prefill_chunk_tokens=settings.prefill_chunk_tokens,
+        max_sequences=settings.max_sequences,
+        landing_bytes=max(settings.landing_bytes, longest * row_bytes),
+        row_bytes=row_bytes,
+    )

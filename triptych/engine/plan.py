@@ -1,0 +1,68 @@
+"""Values the scheduler hands out: who got room, what the next step computes, which blocks became full."""
+
+from dataclasses import dataclass
+
+from triptych.engine.sequence import DecodeSequence, PrefillSequence, Reservation
+from triptych.errors import ConfigError
+from triptych.journey import BlockRef
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one engine may use."""
+
+    block_size: int  # tokens per KV block
+    max_model_len: int  # tokens of prompt and answer
+    prefill_chunk_tokens: int  # per step, over all prompts
+    max_sequences: int  # branches decoding in one step
+    landing_bytes: int  # embedding rows reserved and not yet fused
+    row_bytes: int  # one embedding row
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "prefill_chunk_tokens", "max_sequences"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"language.{name} is {getattr(self, name)}, expected at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens [begin, end) of one prompt."""
+
+    sequence: PrefillSequence
+    begin: int
+    end: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.end == self.sequence.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass: a token of each of these branches, and these chunks."""
+
+    decodes: tuple[DecodeSequence, ...]
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decodes) + sum(chunk.end - chunk.begin for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Who got room, and the blocks nobody held before."""
+
+    prefills: tuple[PrefillSequence, ...]
+    reservations: tuple[Reservation, ...]
+    new_blocks: tuple[BlockRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """KV blocks to tell a prefill's sink about; a share of each is lent already."""
+
+    blocks: tuple[BlockRef, ...]
+    tokens_begin: int
+    tokens_end: int
+    last: bool

@@ -1,0 +1,28 @@
+"""Randomness without state: any worker draws the same number for the same token of the same choice."""
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # odd, near 2**64 / golden ratio: SplitMix64's increment
+_MANTISSA_BITS = 52
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """A number in [0, 1) that is a function of these three alone.
+
+    Three rounds of SplitMix64, one per argument: each adds its argument (plus one) times the golden increment to the
+    state and scrambles it with the generator's finaliser. For one seed and choice the positions are thus one SplitMix64
+    stream, and choices are streams seeded by another. seed: taken modulo 2**64.
+
+    52 bits and not 53, so that for every total t > 0 the product uniform * t rounds below t: a draw by inverse CDF
+    never falls off the end.
+    """
+    state = seed & _MASK
+    for argument in (0, choice, position):
+        state = _scramble((state + (argument + 1) * _GOLDEN) & _MASK)
+    return (state >> (64 - _MANTISSA_BITS)) * 2.0**-_MANTISSA_BITS
+
+
+def _scramble(state: int) -> int:
+    """SplitMix64's finaliser: a bijection of 64 bits in which every input bit moves about half of the output bits."""
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)

@@ -1,0 +1,169 @@
+"""One request's place in the engine: how far its prompt is computed, which blocks it reserved, what it has said."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from triptych.errors import InvariantViolation
+from triptych.journey import Int64Array, Layout, RequestId, Run, Sampling
+from triptych.multimodal.rows import RowMap
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    return -(-tokens // block_size)
+
+
+def finish_reason(token_id: int, position: int, sampling: Sampling, prompt_tokens: int, max_model_len: int) -> str:
+    """Why a branch ends with this token, or nothing when it goes on.
+
+    position: of the token among the generated ones, from 0
+    """
+    if not sampling.ignore_eos and token_id in sampling.stop_token_ids:
+        return "stop"
+    generated = position + 1
+    if generated >= sampling.max_tokens or prompt_tokens + generated >= max_model_len:
+        return "length"
+    return ""
+
+
+@dataclass(slots=True, eq=False)
+class PrefillSequence:
+    """A prompt, and what was generated before a continuation, on its way through the model.
+
+    It can be computed up to `num_ready` tokens: the longest prefix whose embedding rows have all landed.
+    """
+
+    request_id: RequestId
+    layout: Layout
+    rows: RowMap
+    generated: tuple[int, ...]
+    keep_kv: bool
+    blocks: tuple[int, ...] = ()
+    num_computed: int = 0  # tokens whose KV the launched steps have written or will write
+    num_announced_blocks: int = 0
+    ready_items: set[int] = field(default_factory=set)
+    num_ready: int = 0
+
+    def __post_init__(self) -> None:
+        self._update_ready()
+
+    @property
+    def num_tokens(self) -> int:
+        return self.layout.num_tokens + len(self.generated)
+
+    @property
+    def is_computed(self) -> bool:
+        return self.num_computed == self.num_tokens
+
+    def mark_ready(self, item_index: int) -> None:
+        self.ready_items.add(item_index)
+        self._update_ready()
+
+    def chunk_end(self, room: int, whole_room: int) -> int:
+        """Where the next chunk ends, given the tokens left in this step and in an empty one; num_computed: nowhere.
+
+        A chunk is larger than the room only when an atomic span starts it that is larger than an empty step's.
+        """
+        begin = self.num_computed
+        limit = min(begin + room, self.num_ready)
+        end = self.rows.cut(begin, limit)
+        if end > limit and room < whole_room:
+            return begin
+        return end
+
+    def blocks_to_announce(self, block_size: int) -> Run | None:
+        """Places in the block table that are full (or the tail of a computed prompt) and not announced yet."""
+        full = len(self.blocks) if self.is_computed else self.num_computed // block_size
+        fresh = full - self.num_announced_blocks
+        return Run(self.num_announced_blocks, fresh) if fresh else None
+
+    def check(self) -> None:
+        if not 0 <= self.num_computed <= self.num_ready <= self.num_tokens:
+            raise InvariantViolation(
+                f"prompt of {self.num_tokens} tokens has {self.num_computed} computed, {self.num_ready} ready"
+            )
+        if self.num_announced_blocks > len(self.blocks):
+            raise InvariantViolation(f"{self.num_announced_blocks} of {len(self.blocks)} blocks are announced")
+
+    def _update_ready(self) -> None:
+        prefix = self.rows.ready_prefix(self.ready_items)
+        self.num_ready = self.num_tokens if prefix == self.layout.num_tokens else prefix
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """Worst-case blocks of a request that will be decoded here.
+
+    prompt_tokens: everything prefill computes, tokens generated before a continuation included
+    max_tokens:    what each branch may add
+    blocks:        the prompt's full blocks, shared by all branches, then each branch's own ones; empty while waiting
+    """
+
+    request_id: RequestId
+    attempt: int
+    prompt_tokens: int
+    max_tokens: int
+    branches: int
+    block_size: int
+    blocks: tuple[int, ...] = ()
+
+    @property
+    def num_shared_blocks(self) -> int:
+        return self.prompt_tokens // self.block_size
+
+    @property
+    def num_own_blocks(self) -> int:
+        """Of each branch."""
+        tail = self.prompt_tokens - self.num_shared_blocks * self.block_size
+        return blocks_for(tail + self.max_tokens, self.block_size)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_shared_blocks + self.branches * self.num_own_blocks
+
+    @property
+    def prompt_blocks(self) -> tuple[int, ...]:
+        """The blocks of branch 0 that take the prompt's KV, in prompt order."""
+        return self.blocks[: blocks_for(self.prompt_tokens, self.block_size)]
+
+    def table(self, branch: int) -> tuple[int, ...]:
+        """All blocks of a branch, in order of the tokens they take."""
+        begin = self.num_shared_blocks + branch * self.num_own_blocks
+        return self.blocks[: self.num_shared_blocks] + self.blocks[begin : begin + self.num_own_blocks]
+
+    def tail_copies(self, branches: Sequence[int]) -> list[tuple[int, int]]:
+        """(from, to) of the partial prompt block that each of these branches but the first needs a copy of."""
+        if self.prompt_tokens % self.block_size == 0:
+            return []
+        source = self.blocks[self.num_shared_blocks]
+        return [(source, self.table(branch)[self.num_shared_blocks]) for branch in branches if branch > 0]
+
+
+@dataclass(slots=True, eq=False)
+class DecodeSequence:
+    """One branch being decoded. The KV of everything but its last token is in its blocks."""
+
+    request_id: RequestId
+    attempt: int
+    branch: int
+    choice: int
+    layout: Layout
+    sampling: Sampling
+    tokens: list[int]  # generated, from position 0, at least one
+    blocks: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # given by the scheduler
+
+    rope_delta: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rope_delta = self.layout.rope_delta
+
+    @property
+    def num_kv_tokens(self) -> int:
+        return self.layout.num_tokens + len(self.tokens) - 1
+
+    def check(self, block_size: int) -> None:
+        if not self.tokens:
+            raise InvariantViolation("a branch without a first token is decoding")
+        if self.num_kv_tokens > len(self.blocks) * block_size:
+            raise InvariantViolation(f"branch has {self.num_kv_tokens} KV tokens, {len(self.blocks)} blocks")
