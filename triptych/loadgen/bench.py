@@ -1,0 +1,103 @@
+"""Load a server, measure it: `run_bench(BenchOptions(url=..., rate=2.0))`. Definitions of the figures: measures.py."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from triptych.loadgen.exchange import ChatClient, Exchange, closed_loop, open_loop
+from triptych.loadgen.measures import Measures, measure
+from triptych.loadgen.options import BenchOptions
+from triptych.loadgen.provenance import provenance
+from triptych.loadgen.samples import Sample, judge
+from triptych.loadgen.workload import WARMUP, arrival_times, make_bodies
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """One run: what was sent, what came back."""
+
+    options: BenchOptions
+    samples: tuple[Sample, ...]  # in sending order
+    measures: Measures
+
+    def to_json(self) -> dict[str, Any]:
+        """Ready for json.dump: workload, figures, samples, and where they come from."""
+        return {
+            "what": self.options.workload(),
+            "measures": dataclasses.asdict(self.measures),
+            **provenance(),
+            "samples": [sample.to_json() for sample in self.samples],
+        }
+
+
+def run_bench(options: BenchOptions, progress: Callable[[str], None] = lambda text: None) -> BenchResult:
+    """Make the pictures, warm the server up, send everything, measure.
+
+    progress is told what begins. Raises ClusterError when no model is named and the server lists none; what goes wrong
+    later is counted, never raised.
+    """
+    options, exchanges = asyncio.run(_drive(options, progress))
+    origin = min(exchange.sent or exchange.due for exchange in exchanges)
+    samples = tuple(judge(exchange, origin) for exchange in exchanges)
+    return BenchResult(options, samples, measure(samples, options))
+
+
+async def _drive(options: BenchOptions, progress: Callable[[str], None]) -> tuple[BenchOptions, Sequence[Exchange]]:
+    async with ChatClient(options) as client:
+        if not options.model:
+            options = dataclasses.replace(options, model=await client.first_model())
+        progress(f"making {options.requests * options.images} pictures")
+        bodies = make_bodies(options)
+        if options.warmup:
+            progress(f"warming up with {options.warmup} requests")
+            await closed_loop(client, make_bodies(options, WARMUP), options.concurrency)
+        progress(f"sending {options.requests} requests")
+        if options.rate is None:
+            return options, await closed_loop(client, bodies, options.concurrency)
+        return options, await open_loop(client, bodies, arrival_times(options))
+
+
+def render(result: BenchResult) -> Table:
+    """The figures for people at a terminal."""
+    measures = result.measures
+    table = Table("", "p50", "p90", "p99", title=_title(result.options), title_justify="left")
+    for name, figures in (
+        ("TTFT ms", measures.ttft_seconds),
+        ("TPOT ms", measures.tpot_seconds),
+        ("ITL ms", measures.itl_seconds),
+        ("E2E ms", measures.e2e_seconds),
+        ("lateness ms", measures.lateness_seconds),
+    ):
+        if figures is not None:
+            table.add_row(name, *(f"{seconds * 1000:.1f}" for seconds in figures.values()))
+    table.add_section()
+    for name, value in _totals(measures):
+        table.add_row(name, value)
+    return table
+
+
+def _title(options: BenchOptions) -> str:
+    pace = f"{options.concurrency} in flight" if options.rate is None else f"Poisson, {options.rate:g} req/s"
+    return f"{options.requests} requests, {options.images} images of {options.width}x{options.height}, {pace}"
+
+
+def _totals(measures: Measures) -> list[tuple[str, str]]:
+    rows = [
+        ("req/s", f"{measures.requests_per_second:.2f}"),
+        ("output tok/s", f"{measures.output_tokens_per_second:.1f}"),
+        ("prompt tok/s", f"{measures.prompt_tokens_per_second:.1f}"),
+        ("images/s", f"{measures.images_per_second:.2f}"),
+    ]
+    if measures.chunk_tokens is not None:
+        rows.append(("tokens per chunk", f"{measures.chunk_tokens:.2f}"))
+    if measures.attainment is not None and measures.attainment_interval is not None:
+        low, high = measures.attainment_interval
+        rows.append(("SLO attainment", f"{measures.attainment:.1%} ({low:.1%} to {high:.1%})"))
+    rows.append(("completed", f"{measures.completed} of {measures.requests}"))
+    if measures.short_answers:
+        rows.append(("other length", str(measures.short_answers)))
+    return rows + [(f"error: {kind}", str(count)) for kind, count in measures.errors.items()]
