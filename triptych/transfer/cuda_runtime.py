@@ -124,5 +124,5 @@ def _give_back(device: torch.device, address: int, give_back: Callable[[int], An
     try:
         with _on(device):
             _checked("giving GPU memory back", give_back(address))
-    except TransferFailed as error:  # the owner may have died under a mapping; there is nobody to tell
-        log.warning("%s", error.message)
+    except (TransferFailed, RuntimeError) as error:  # the owner may have died under a mapping; there is nobody to tell
+        log.warning("GPU memory at %#x is not given back: %s", address, error)

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 # A consumer that maps a file which is then cut short dies of SIGBUS at its next read: it asks for these seals.
 SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-_F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in every Python's fcntl
+F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not in every Python's fcntl
 
 
 def fence() -> None:
@@ -106,6 +106,6 @@ def _allocate(plan: ArenaInfo) -> tuple[int, mmap.mmap]:
 def _seal(fd: int) -> None:
     """No other size, and where the kernel can, no writable mapping but the one that exists."""
     try:
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SIZE_SEALS | _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SIZE_SEALS | F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
     except OSError:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SIZE_SEALS | fcntl.F_SEAL_SEAL)
