@@ -1,0 +1,83 @@
+"""What the client sees of each choice: its text, logprobs and finish, as the tokens come."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from triptych.journey import Token
+from triptych.router.detokenize import Detokenizer, StopScanner
+from triptych.router.request import Request
+
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+@dataclass(slots=True)
+class Delta:
+    """What some tokens added to one choice."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str = ""
+    num_tokens: int = 0  # of this choice so far
+
+
+class Choices:
+    """Turns a request's tokens into deltas; tells the request when a stop string has come."""
+
+    def __init__(self, request: Request, detokenizer: Detokenizer, stops: Sequence[str], wants_logprobs: bool) -> None:
+        self._request = request
+        self._detokenizer = detokenizer
+        branches = range(request.prepared.branches)
+        self._streams = [detokenizer.stream() for _ in branches]
+        self._scanners = [StopScanner(stops) for _ in branches]
+        self._num_tokens = [0 for _ in branches]
+        self._finished = [False for _ in branches]
+        self._wants_logprobs = wants_logprobs
+
+    @property
+    def completion_tokens(self) -> int:
+        """Of all choices so far."""
+        return sum(self._num_tokens)
+
+    def feed(self, tokens: Sequence[Token]) -> list[Delta]:
+        """One delta per choice that has new tokens, in order of their first token."""
+        deltas: dict[int, Delta] = {}
+        for token in tokens:
+            if not self._finished[token.choice]:
+                self._add(token, deltas.setdefault(token.choice, Delta(token.choice)))
+        return list(deltas.values())
+
+    def _add(self, token: Token, delta: Delta) -> None:
+        stream, scanner = self._streams[token.choice], self._scanners[token.choice]
+        self._num_tokens[token.choice] += 1
+        delta.num_tokens = self._num_tokens[token.choice]
+        delta.token_ids.append(token.id)
+        if self._wants_logprobs:
+            delta.logprobs.append(self._logprob(token))
+        text = "" if token.finish_reason == "stop" else stream.feed(token.id)  # an end token is not part of the text
+        if token.finish_reason:
+            text += stream.flush()
+        if self._num_tokens[token.choice] <= self._request.prepared.sampling.min_tokens and not token.finish_reason:
+            delta.text += text  # too early for a stop string
+            return
+        delta.text += scanner.feed(text)
+        if scanner.found:
+            delta.finish_reason = "stop"
+            self._request.stop_choice(token.choice)
+        elif token.finish_reason:
+            delta.text += scanner.flush()
+            delta.finish_reason = token.finish_reason
+        self._finished[token.choice] = bool(delta.finish_reason)
+
+    def _logprob(self, token: Token) -> dict[str, Any]:
+        """The chosen token's bytes join to the text; among the alternatives, special tokens show."""
+        entry = self._entry(token.id, token.logprob, with_specials=False)
+        entry["top_logprobs"] = [self._entry(id_, logprob, with_specials=True) for id_, logprob in token.top]
+        return entry
+
+    def _entry(self, token_id: int, logprob: float, with_specials: bool) -> dict[str, Any]:
+        data = self._detokenizer.token_bytes(token_id, with_specials)
+        text = data.decode(errors="replace")
+        return {"token": text, "logprob": max(logprob, LOWEST_LOGPROB), "bytes": list(data)}

@@ -1,0 +1,54 @@
+"""Errors as HTTP tells them: always `{"error": {message, type, param, code}}`."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from triptych.errors import (
+    ClusterError,
+    InternalError,
+    InvalidMedia,
+    InvalidRecord,
+    Overloaded,
+    TriptychError,
+    Unauthorized,
+)
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_SECONDS = 1
+
+
+def error_body(error: TriptychError) -> dict[str, Any]:
+    """What the client reads; what is a bug of ours is for the log alone."""
+    if isinstance(error, InternalError | InvalidRecord):
+        return nested("internal error", "server_error", None, InternalError.code)
+    code = error.media_code if isinstance(error, InvalidMedia) else error.code
+    return nested(_message(error), _type(error), error.param, code)
+
+
+def nested(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_headers(error: TriptychError) -> Mapping[str, str]:
+    if error.http_status in (429, 503):
+        return {"retry-after": str(RETRY_AFTER_SECONDS)}
+    return {}
+
+
+def log_failure(request_id: str, error: TriptychError) -> None:
+    if isinstance(error, ClusterError | InvalidRecord):
+        logger.warning("request %s failed with %s: %s", request_id, type(error).__name__, error)
+
+
+def _message(error: TriptychError) -> str:
+    return error.message if error.item_index is None else f"image {error.item_index}: {error.message}"
+
+
+def _type(error: TriptychError) -> str:
+    if isinstance(error, Unauthorized):
+        return "authentication_error"
+    if isinstance(error, Overloaded):
+        return "rate_limit_error"
+    return "server_error" if isinstance(error, ClusterError) else "invalid_request_error"

@@ -1,0 +1,124 @@
+"""The messages of a chat request, checked by hand: a wrong part is named by its path, which unions cannot do."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from triptych.errors import InvalidRequest
+
+# Templates know "system"; OpenAI calls the same role "developer" for newer models.
+ROLES: Mapping[str, str] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+DETAILS = ("auto", "low", "high", "original")
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    url: str
+    param: str  # dotted path of the URL in the request
+
+
+Part: TypeAlias = TextPart | ImagePart
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """content: a string stays one, since templates tell it from a list of parts."""
+
+    role: str
+    content: str | tuple[Part, ...]
+
+
+def read_messages(value: Any) -> tuple[Message, ...]:
+    """Raises InvalidRequest naming the path of whatever cannot be used; unknown keys are ignored."""
+    if not isinstance(value, list) or not value:
+        raise InvalidRequest(f"messages is {_kind(value)}, expected a list with at least one message", param="messages")
+    return tuple(_message(entry, f"messages[{index}]") for index, entry in enumerate(value))
+
+
+def images_of(messages: Sequence[Message]) -> list[ImagePart]:
+    """In prompt order."""
+    return [
+        part
+        for message in messages
+        if not isinstance(message.content, str)
+        for part in message.content
+        if isinstance(part, ImagePart)
+    ]
+
+
+def _message(value: Any, path: str) -> Message:
+    message = _object(value, path)
+    role = message.get("role")
+    if role in ("tool", "function") or message.get("tool_calls"):
+        raise InvalidRequest("tools are not supported by this server", param=f"{path}.role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise InvalidRequest(f"{path}.role is {_shown(role)}, expected one of {', '.join(ROLES)}", param=f"{path}.role")
+    content = message.get("content")
+    if isinstance(content, str):
+        return Message(ROLES[role], content)
+    if isinstance(content, list) and content:
+        parts = tuple(_part(part, f"{path}.content[{index}]") for index, part in enumerate(content))
+        return Message(ROLES[role], parts)
+    raise InvalidRequest(
+        f"{path}.content is {_kind(content)}, expected a string or a list of parts", param=f"{path}.content"
+    )
+
+
+def _part(value: Any, path: str) -> Part:
+    if isinstance(value, str):
+        return TextPart(value)
+    part = _object(value, path)
+    kind = part.get("type")
+    if kind == "text":
+        return TextPart(_text(part.get("text"), f"{path}.text"))
+    if kind == "image_url":
+        return _image(part.get("image_url"), f"{path}.image_url")
+    raise InvalidRequest(
+        f"{path}.type is {_shown(kind)}; this server takes text and image_url parts", param=f"{path}.type"
+    )
+
+
+def _image(value: Any, path: str) -> ImagePart:
+    image = _object(value, path)
+    detail = image.get("detail")
+    if detail is not None and detail not in DETAILS:
+        raise InvalidRequest(
+            f"{path}.detail is {_shown(detail)}, expected one of {', '.join(DETAILS)}", param=f"{path}.detail"
+        )
+    return ImagePart(_text(image.get("url"), f"{path}.url"), f"{path}.url")
+
+
+def _object(value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{path} is {_kind(value)}, expected an object", param=path)
+    return value
+
+
+def _text(value: Any, path: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{path} is {_kind(value)}, expected a string", param=path)
+    return value
+
+
+def _kind(value: Any) -> str:
+    names = {type(None): "missing or null", str: "a string", list: "a list", dict: "an object", bool: "a boolean"}
+    if isinstance(value, list) and not value:
+        return "an empty list"
+    return names.get(type(value), "a number")
+
+
+def _shown(value: Any) -> str:
+    """A value of a stranger's, short enough for a message."""
+    if not isinstance(value, str):
+        return _kind(value)
+    return repr(value if len(value) <= 40 else value[:37] + "...")
