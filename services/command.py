@@ -7,10 +7,9 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from triptych.services.host import Builder, Placement, WorkerHost, parse_roles
-
 from triptych.config import load_settings
 from triptych.journey import Role
+from triptych.services.host import Builder, Placement, WorkerHost, parse_roles
 
 
 def run_worker(builders: Mapping[Role, Builder]) -> None:

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import grpc
 import torch
-from triptych.services.guard import Door
-from triptych.services.site import Language, RoleWorker, Site
-from triptych.services.worker_service import WorkerService
 
 from triptych import wire
 from triptych.config import Settings
 from triptych.errors import ConfigError
 from triptych.journey import Endpoint, Role
-from triptych.models.card import ModelCard, load_card
+from triptych.models.card import load_card, resolve_dtype
 from triptych.pb import worker_pb2_grpc
+from triptych.services.guard import Door
+from triptych.services.site import Language, RoleWorker, Site
+from triptych.services.worker_service import WorkerService
 from triptych.transfer.leases import Sweeper
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class WorkerHost:
         site = await asyncio.to_thread(self._build, owner, server)
         layout = self._language.layout if self._language is not None else b""
         service = WorkerService(site, self._roles, layout)
-        worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+        worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         await server.start()
         self._server = server
         return owner
@@ -111,7 +111,7 @@ class WorkerHost:
             owner=owner,
             card=card,
             device=device,
-            dtype=choose_dtype(self._settings.serve.dtype, device, card),
+            dtype=getattr(torch, resolve_dtype(card, self._settings.serve.dtype, device.type)),
             settings=self._settings,
             door=Door(owner.incarnation, card.fingerprint),
         )
@@ -136,16 +136,6 @@ def choose_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError("serve.device is 'cuda', but torch sees no GPU here; use --device cpu")
     return torch.device(name)
-
-
-def choose_dtype(name: str, device: torch.device, card: ModelCard) -> torch.dtype:
-    """float32 on the CPU and the checkpoint's own on a GPU, unless one is named."""
-    if name == "auto":
-        name = "float32" if device.type == "cpu" else card.checkpoint_dtype
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"dtype {name!r} is not one torch knows")
-    return dtype
 
 
 def parse_roles(names: Sequence[str]) -> frozenset[Role]:

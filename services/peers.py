@@ -10,6 +10,7 @@ import grpc
 from triptych import wire
 from triptych.errors import TransferFailed, TriptychError
 from triptych.journey import ClaimId, Endpoint
+from triptych.pb import common_pb2
 from triptych.pb import worker_pb2 as pb
 from triptych.pb.worker_pb2_grpc import WorkerStub
 from triptych.transfer.slab import ArenaInfo, CudaIpcInfo, ShmInfo
@@ -72,7 +73,7 @@ class Peers:
                 channel.close()
             self._channels.clear()
 
-    def _envelope(self, endpoint: Endpoint) -> wire.pb.Envelope:
+    def _envelope(self, endpoint: Endpoint) -> common_pb2.Envelope:
         return wire.envelope(
             _NO_REQUEST, 0, self._owner.address, endpoint.incarnation, _CALL_SECONDS, self._fingerprint
         )
@@ -83,7 +84,7 @@ class Peers:
             if channel is None:
                 channel = grpc.insecure_channel(endpoint.address, options=wire.CHANNEL_OPTIONS)
                 self._channels[endpoint.address] = channel
-        return WorkerStub(channel)
+        return WorkerStub(channel)  # type: ignore[no-untyped-call]
 
     def _send_releases(self) -> None:
         while (first := self._outbox.get()) is not None:

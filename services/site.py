@@ -2,23 +2,24 @@
 
 import abc
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from blake3 import blake3
-from triptych.engine.loop import LanguageEngine
-from triptych.models.loading import load_language
-from triptych.services.guard import Door
-from triptych.services.peers import Peers
-from triptych.transfer.reader import Reader
 
 from triptych.config import Settings
+from triptych.engine.loop import LanguageEngine
 from triptych.errors import ConfigError
 from triptych.journey import Endpoint, RequestId, Role
 from triptych.models.base import KVGeometry
 from triptych.models.card import ModelCard
+from triptych.models.loading import load_language
+from triptych.services.guard import Door
+from triptych.services.peers import Peers
 from triptych.transfer.leases import LeaseTable
+from triptych.transfer.reader import Reader
 from triptych.transfer.slab import Slab, create_slab
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class Language:
             )
         self.slab = site.add_slab("kv", KV_ARENA, block_bytes, num_blocks)
         self.layout = kv_layout(self.model.kv, settings.block_size)
-        self.engine = LanguageEngine(self.model, self.slab, settings)
+        self.engine = LanguageEngine(self.model, self.slab, settings, on_fatal=die)
         self.peers = Peers(site.owner, site.card.fingerprint, self.layout, site.leases.release)
         self.reader = Reader(self.peers.connect, site.owner, site.slabs, site.device, site.settings.transfer)
 
@@ -109,3 +110,9 @@ def merge_gauges(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     for part in parts:
         merged |= part
     return merged
+
+
+def die(error: BaseException) -> None:
+    """A broken CUDA context poisons everything after it: end the process, the supervisor starts a clean one."""
+    log.critical("device context lost, ending this worker", exc_info=error)
+    os._exit(70)

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from triptych.services.guard import unary, work_key
-from triptych.services.peers import arena_to_pb
-from triptych.services.site import RoleWorker, Site, merge_gauges
 
 from triptych import wire
 from triptych.errors import TransferFailed, TriptychError
@@ -17,6 +14,9 @@ from triptych.multimodal.memfd import MemfdDescriptor, host_id, read_memfd
 from triptych.pb import common_pb2
 from triptych.pb import worker_pb2 as pb
 from triptych.pb.worker_pb2_grpc import WorkerServicer as GeneratedServicer
+from triptych.services.guard import unary, work_key
+from triptych.services.peers import arena_to_pb
+from triptych.services.site import RoleWorker, Site, merge_gauges
 
 
 class WorkerService(GeneratedServicer):

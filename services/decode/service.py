@@ -6,19 +6,19 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from triptych.engine.loop import DecodeJob
-from triptych.services.decode.streams import Entry, RouterStream
-from triptych.services.decode.worker import DecodeWorker
-from triptych.services.guard import Door, deadline_of, first_part, split_key, streaming, unary, work_key
-from triptych.services.site import Language, Site
 
 from triptych import wire
+from triptych.engine.loop import DecodeJob
 from triptych.errors import InternalError, InvalidRecord, TriptychError
 from triptych.journey import RequestId, Token
 from triptych.multimodal.layout import verify_layout
 from triptych.pb import common_pb2
 from triptych.pb import decode_pb2 as pb
 from triptych.pb.decode_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
+from triptych.services.decode.streams import Entry, RouterStream
+from triptych.services.decode.worker import DecodeWorker
+from triptych.services.guard import Door, deadline_of, first_part, split_key, streaming, unary, work_key
+from triptych.services.site import Language, Site
 
 
 class DecodeService(DecodeServicer):
@@ -110,7 +110,7 @@ def build_decode(site: Site, language: Language | None, server: grpc.aio.Server)
     if language is None:
         raise InternalError("a decode worker needs the language model")
     worker = DecodeWorker(site, language)
-    add_DecodeServicer_to_server(DecodeService(site.door, worker), server)
+    add_DecodeServicer_to_server(DecodeService(site.door, worker), server)  # type: ignore[no-untyped-call]
     return worker
 
 

@@ -8,11 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from triptych.engine.loop import DecodeJob
-from triptych.services.decode.streams import RouterStream
-from triptych.services.site import Language, RoleWorker, Site
-
 from triptych.errors import ClaimExpired, InvalidRecord, TriptychError
 from triptych.journey import ClaimId, KVRef, RequestId, Role
+from triptych.services.decode.streams import RouterStream
+from triptych.services.site import Language, RoleWorker, Site
 
 log = logging.getLogger(__name__)
 
@@ -182,10 +181,13 @@ class DecodeWorker(RoleWorker):
 
     def _pull(self, key: RequestId, ref: KVRef) -> None:
         try:
-            blocks = self._engine.prompt_blocks(key)
-            first = ref.tokens_begin // self._block_size
-            mine = blocks[first : first + len(ref.blocks)]
-            slab = self._language.slab
-            self._language.reader.read_blocks(ref, slab.data.view(slab.num_units, slab.unit_bytes), mine)
+            blocks = self._engine.share_prompt_blocks(key)
+            try:
+                first = ref.tokens_begin // self._block_size
+                mine = blocks[first : first + len(ref.blocks)]
+                slab = self._language.slab
+                self._language.reader.read_blocks(ref, slab.data.view(slab.num_units, slab.unit_bytes), mine)
+            finally:
+                self._engine.release_blocks(blocks)
         finally:
             self._language.peers.release(ref.owner, ref.claim_id)

@@ -6,18 +6,18 @@ from typing import Any
 
 import grpc
 from blake3 import blake3
-from triptych.engine.encoder_loop import EncodeJob, EncoderEngine, EncodeResult
-from triptych.services.encoder.worker import EncoderWorker
-from triptych.services.guard import Door, deadline_of, first_part, streaming, unary, work_key
-from triptych.services.site import Language, Site
 
 from triptych import wire
+from triptych.engine.encoder_loop import EncodeJob, EncoderEngine, EncodeResult
 from triptych.errors import InvalidRecord, InvalidRequest, TransferFailed
 from triptych.journey import Item
 from triptych.multimodal.memfd import MemfdDescriptor, read_memfd
 from triptych.pb import common_pb2
 from triptych.pb import encoder_pb2 as pb
 from triptych.pb.encoder_pb2_grpc import EncoderServicer, add_EncoderServicer_to_server
+from triptych.services.encoder.worker import EncoderWorker
+from triptych.services.guard import Door, deadline_of, first_part, streaming, unary, work_key
+from triptych.services.site import Language, Site
 
 _MAX_MEDIA_BYTES = 1 << 30
 
@@ -70,7 +70,7 @@ class EncoderService(EncoderServicer):
 def build_encoder(site: Site, language: Language | None, server: grpc.aio.Server) -> EncoderWorker:
     """The encode role, registered with the server; it has no use for a language model."""
     worker = EncoderWorker(site)
-    add_EncoderServicer_to_server(EncoderService(site.door, worker.engine), server)
+    add_EncoderServicer_to_server(EncoderService(site.door, worker.engine), server)  # type: ignore[no-untyped-call]
     return worker
 
 
@@ -160,6 +160,6 @@ def _reply(result: EncodeResult) -> pb.EncodeReply:
     )
     if result.ref is not None:
         reply.ref.CopyFrom(wire.embedding_ref_to_pb(result.ref))
-    else:
+    elif result.error is not None:
         reply.failure.CopyFrom(wire.failure_to_pb(result.error))
     return reply

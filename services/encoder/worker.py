@@ -1,18 +1,13 @@
 """The encode role: vision tower, embedding arena, and nothing of the language model."""
 
-import logging
-import os
 from collections.abc import Mapping
 
 from triptych.engine.encoder_loop import EncoderEngine
-from triptych.models.loading import load_tower
-from triptych.services.encoder.prepare import Preparer
-from triptych.services.site import EMBEDDING_ARENA, RoleWorker, Site
-
 from triptych.errors import ConfigError
 from triptych.journey import RequestId, Role
-
-log = logging.getLogger(__name__)
+from triptych.models.loading import load_tower
+from triptych.services.encoder.prepare import Preparer
+from triptych.services.site import EMBEDDING_ARENA, RoleWorker, Site, die
 
 ROWS_PER_UNIT = 16  # what one generation word guards: small items waste little, big ones need few words
 
@@ -39,7 +34,7 @@ class EncoderWorker(RoleWorker):
             owner=site.owner,
             settings=site.settings.encoder,
             transfer=site.settings.transfer,
-            on_fatal=_die,
+            on_fatal=die,
         )
         self.engine.start()
 
@@ -57,9 +52,3 @@ class EncoderWorker(RoleWorker):
 
     def stop(self) -> None:
         self.engine.stop()
-
-
-def _die(error: BaseException) -> None:
-    """A broken CUDA context poisons everything after it: end the process, the supervisor starts a clean one."""
-    log.critical("device context lost, ending this worker", exc_info=error)
-    os._exit(70)

@@ -5,18 +5,18 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc
-from triptych.engine.loop import PrefillJob
-from triptych.services.guard import Door, deadline_of, first_part, streaming, work_key
-from triptych.services.prefill.worker import Accepted, FirstTokens, PrefillEvent, PrefillWorker
-from triptych.services.site import Language, Site
 
 from triptych import wire
+from triptych.engine.loop import PrefillJob
 from triptych.errors import InternalError, InvalidRecord
 from triptych.journey import KVRef, RequestId
 from triptych.multimodal.layout import verify_layout
 from triptych.pb import common_pb2
 from triptych.pb import prefill_pb2 as pb
 from triptych.pb.prefill_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
+from triptych.services.guard import Door, deadline_of, first_part, streaming, work_key
+from triptych.services.prefill.worker import Accepted, FirstTokens, PrefillEvent, PrefillWorker
+from triptych.services.site import Language, Site
 
 
 class PrefillService(PrefillServicer):
@@ -68,7 +68,7 @@ def build_prefill(site: Site, language: Language | None, server: grpc.aio.Server
     if language is None:
         raise InternalError("a prefill worker needs the language model")
     worker = PrefillWorker(site, language)
-    add_PrefillServicer_to_server(PrefillService(site.door, worker), server)
+    add_PrefillServicer_to_server(PrefillService(site.door, worker), server)  # type: ignore[no-untyped-call]
     return worker
 
 

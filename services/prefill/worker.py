@@ -8,11 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from triptych.engine.loop import PrefillJob
-from triptych.services.site import KV_ARENA, Language, RoleWorker, Site
-from triptych.transfer.checksum import checksum
-
 from triptych.errors import InternalError, LayoutMismatch, TriptychError
 from triptych.journey import BlockRef, EmbeddingRef, KVRef, RequestId, Role, Shard, Token
+from triptych.services.site import KV_ARENA, Language, RoleWorker, Site
+from triptych.transfer.checksum import checksum
 
 log = logging.getLogger(__name__)
 
