@@ -33,6 +33,4 @@ def admit(needs: Iterable[Need], free: Need) -> list[int]:
         else:
             blocks_open = blocks_open and need.blocks == 0
             landing_open = landing_open and not has_blocks
-        if not blocks_open and not landing_open:
-            break
     return admitted

@@ -8,16 +8,17 @@ _MANTISSA_BITS = 52
 def uniform(seed: int, choice: int, position: int) -> float:
     """A number in [0, 1) that is a function of these three alone.
 
-    Three rounds of SplitMix64, one per argument: each adds its argument (plus one) times the golden increment to the
-    state and scrambles it with the generator's finaliser. For one seed and choice the positions are thus one SplitMix64
-    stream, and choices are streams seeded by another. seed: taken modulo 2**64.
+    The state starts as the seed, modulo 2**64, and goes through three rounds of SplitMix64: scramble; jump ahead by
+    choice and scramble; jump ahead by position and scramble. To jump is to add the golden increment once more often
+    than the argument says. For one seed and choice the positions are thus one SplitMix64 stream, and the choices'
+    streams are seeded by another.
 
     52 bits and not 53, so that for every total t > 0 the product uniform * t rounds below t: a draw by inverse CDF
     never falls off the end.
     """
     state = seed & _MASK
-    for argument in (0, choice, position):
-        state = _scramble((state + (argument + 1) * _GOLDEN) & _MASK)
+    for jump in (0, choice, position):
+        state = _scramble((state + (jump + 1) * _GOLDEN) & _MASK)
     return (state >> (64 - _MANTISSA_BITS)) * 2.0**-_MANTISSA_BITS
 
 
