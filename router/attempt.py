@@ -122,7 +122,8 @@ class Attempt:
         with request.timeline.measure("handover"):
             await decode.landed.wait()
         request.move(Stage.DECODING)
-        await request.all_finished.wait()
+        with request.timeline.measure("decode"):
+            await request.all_finished.wait()
 
     async def _blaming(self, stage: Role, work: Coroutine[Any, Any, Result]) -> Result:
         try:

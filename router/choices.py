@@ -1,10 +1,12 @@
 """What the client sees of each choice: its text, logprobs and finish, as the tokens come."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from triptych.journey import Token
+from triptych.metrics import RouterMetrics
 from triptych.router.detokenize import Detokenizer, StopScanner
 from triptych.router.request import Request
 
@@ -26,8 +28,16 @@ class Delta:
 class Choices:
     """Turns a request's tokens into deltas; tells the request when a stop string has come."""
 
-    def __init__(self, request: Request, detokenizer: Detokenizer, stops: Sequence[str], wants_logprobs: bool) -> None:
+    def __init__(
+        self,
+        request: Request,
+        detokenizer: Detokenizer,
+        metrics: RouterMetrics,
+        stops: Sequence[str],
+        wants_logprobs: bool,
+    ) -> None:
         self._request = request
+        self._metrics = metrics
         self._detokenizer = detokenizer
         branches = range(request.prepared.branches)
         self._streams = [detokenizer.stream() for _ in branches]
@@ -35,6 +45,7 @@ class Choices:
         self._num_tokens = [0 for _ in branches]
         self._finished = [False for _ in branches]
         self._wants_logprobs = wants_logprobs
+        self._fed_at = 0.0
 
     @property
     def completion_tokens(self) -> int:
@@ -43,6 +54,7 @@ class Choices:
 
     def feed(self, tokens: Sequence[Token]) -> list[Delta]:
         """One delta per choice that has new tokens, in order of their first token."""
+        self._observe_pace()
         deltas: dict[int, Delta] = {}
         for token in tokens:
             if not self._finished[token.choice]:
@@ -69,7 +81,19 @@ class Choices:
         elif token.finish_reason:
             delta.text += scanner.flush()
             delta.finish_reason = token.finish_reason
-        self._finished[token.choice] = bool(delta.finish_reason)
+        if delta.finish_reason:
+            self._finished[token.choice] = True
+            self._metrics.count("triptych:request_success_total", finished_reason=delta.finish_reason)
+
+    def _observe_pace(self) -> None:
+        now = time.perf_counter()
+        if self._fed_at:
+            self._metrics.observe("triptych:inter_token_latency_seconds", now - self._fed_at)
+        else:
+            seconds = self._request.timeline.since_start()
+            self._request.timeline.add("first_token", seconds)
+            self._metrics.observe("triptych:time_to_first_token_seconds", seconds)
+        self._fed_at = now
 
     def _logprob(self, token: Token) -> dict[str, Any]:
         """The chosen token's bytes join to the text; among the alternatives, special tokens show."""

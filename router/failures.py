@@ -5,18 +5,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from triptych.errors import (
+    ClaimExpired,
     ClusterError,
+    FingerprintMismatch,
     InternalError,
     InvalidMedia,
     InvalidRecord,
     Overloaded,
+    TransferFailed,
     TriptychError,
     Unauthorized,
+    WrongIncarnation,
 )
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1
+
+# Their messages speak of addresses, paths and digests inside the cluster.
+_INSIDE = (ClaimExpired, FingerprintMismatch, TransferFailed, WrongIncarnation)
 
 
 def error_body(error: TriptychError) -> dict[str, Any]:
@@ -24,6 +31,8 @@ def error_body(error: TriptychError) -> dict[str, Any]:
     if isinstance(error, InternalError | InvalidRecord):
         return nested("internal error", "server_error", None, InternalError.code)
     code = error.media_code if isinstance(error, InvalidMedia) else error.code
+    if isinstance(error, _INSIDE):
+        return nested("the cluster could not finish the request; try again", "server_error", error.param, code)
     return nested(_message(error), _type(error), error.param, code)
 
 

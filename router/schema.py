@@ -63,6 +63,7 @@ class ChatRequest(BaseModel):
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    return_token_ids: StrictBool | None = None
     tools: Any = None
     tool_choice: Any = None
 
@@ -108,7 +109,7 @@ class Chat:
         try:
             request = ChatRequest.model_validate_json(body)
         except ValidationError as error:
-            raise _invalid(error) from None
+            raise invalid_request(error) from None
         _check_together(request)
         return cls(request, read_messages(request.messages))
 
@@ -131,7 +132,7 @@ def _check_together(request: ChatRequest) -> None:
         raise InvalidRequest(f"logit_bias has more than {MOST_BIASES} entries", param="logit_bias")
 
 
-def _invalid(error: ValidationError) -> InvalidRequest:
+def invalid_request(error: ValidationError) -> InvalidRequest:
     """The first fault; values are not repeated, they may be megabytes."""
     details = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if details["type"] == "json_invalid":

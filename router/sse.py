@@ -19,7 +19,7 @@ class ChunkWriter:
     """Frames of one completion; all of them but text and logprobs is built ahead."""
 
     def __init__(
-        self, head: CompletionHead, branches: int, *, token_ids: bool, logprobs: bool, prompt_token_ids: Sequence[int]
+        self, head: CompletionHead, branches: int, *, token_ids: bool, prompt_token_ids: Sequence[int]
     ) -> None:
         fields = head.fields("chat.completion.chunk")
         self._begin = f"data: {json.dumps(fields)[:-1]}, "
@@ -27,7 +27,6 @@ class ChunkWriter:
         if token_ids:
             self._first_begin += f'"prompt_token_ids": {json.dumps(list(prompt_token_ids))}, '
         self._token_ids = token_ids
-        self._logprobs = logprobs
         self._has_role = [False] * branches
         self._pending: list[list[dict[str, Any]]] = [[] for _ in range(branches)]  # logprobs of text held back
 

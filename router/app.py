@@ -1,0 +1,106 @@
+"""The HTTP surface: routes, each a few lines, over a `Router`."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from triptych.errors import UnknownModel
+from triptych.journey import Role
+from triptych.router.chat import ChatEndpoint
+from triptych.router.edge import Edge, nested_response
+from triptych.router.failures import nested
+from triptych.router.router import Router
+from triptych.router.tokenize import tokenize
+
+
+def build_app(router: Router) -> FastAPI:
+    """An application whose life is the router's: started with it, stopped with it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await router.start()
+        try:
+            yield
+        finally:
+            await router.stop()
+
+    app = FastAPI(title="Triptych", version=version("triptych"), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(Edge, metrics=router.metrics, api_key=router.settings.router.api_key)
+    app.add_exception_handler(HTTPException, _http_error)
+    _add_models(app, router)
+    _add_probes(app, router)
+    chat = ChatEndpoint(router)
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat_completions(http: Request) -> Response:
+        return await chat.answer(http)
+
+    @app.post("/tokenize", response_model=None)
+    async def tokenize_text(http: Request) -> Response:
+        return JSONResponse(await tokenize(http, router))
+
+    return app
+
+
+def _add_models(app: FastAPI, router: Router) -> None:
+    card = {
+        "id": router.name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "triptych",
+        "root": router.name,
+        "parent": None,
+        "max_model_len": router.card.max_model_len,
+    }
+
+    @app.get("/v1/models", response_model=None)
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card]}
+
+    @app.get("/v1/models/{model_id:path}", response_model=None)
+    async def model(model_id: str) -> dict[str, Any]:
+        if model_id != router.name:
+            raise UnknownModel(f"the model {model_id[:100]!r} does not exist", param="model")
+        return card
+
+
+def _add_probes(app: FastAPI, router: Router) -> None:
+    @app.get("/health", response_model=None)
+    async def health() -> Response:
+        roles = {str(role): router.fleet.is_ready(role) for role in Role}
+        healthy = all(roles.values())
+        body = {"status": "ok" if healthy else "unavailable", "roles": roles}
+        return JSONResponse(body, status_code=200 if healthy else 503)
+
+    @app.get("/live", response_model=None)
+    async def live() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/version", response_model=None)
+    async def tell_version() -> dict[str, str]:
+        return {"version": version("triptych")}
+
+    @app.api_route("/metrics", methods=["GET", "HEAD"], response_model=None)
+    async def metrics() -> Response:
+        return Response(router.metrics.expose(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v1/cluster", response_model=None)
+    async def cluster() -> dict[str, Any]:
+        return {"object": "cluster", "model": router.name, "workers": router.fleet.describe()}
+
+
+async def _http_error(http: Request, error: Exception) -> Response:
+    """Unknown routes and methods, in the shape of every other error."""
+    if not isinstance(error, HTTPException):
+        raise error
+    message = {404: f"there is no {http.url.path[:200]!r} here", 405: f"{http.method} is not allowed here"}
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    body = nested(message.get(error.status_code, str(error.detail)), "invalid_request_error", None, code)
+    return nested_response(error.status_code, body, error.headers or {})

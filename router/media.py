@@ -1,0 +1,100 @@
+"""The images of a request: from URLs to bytes, digests and header facts."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from triptych.config import RouterSettings
+from triptych.errors import InvalidMedia, InvalidRequest, MediaTooLarge, TriptychError
+from triptych.journey import Media
+from triptych.multimodal.digest import source_digest
+from triptych.multimodal.sniff import MediaHeader, sniff
+from triptych.router.budget import Holding
+from triptych.router.data_uri import is_data_uri, read_data_uri
+from triptych.router.fetch import MediaFetcher
+from triptych.router.messages import ImagePart
+from triptych.router.tasks import all_or_first_error
+from triptych.router.timeline import Timeline
+
+_HASH_IN_THREAD_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One image part of the request, and what its file's header says."""
+
+    part: ImagePart
+    media: Media
+    header: MediaHeader
+
+
+def at_image(error: TriptychError, index: int, part: ImagePart) -> TriptychError:
+    """The error, told which image it is about."""
+    error.item_index = index
+    error.param = error.param or part.param
+    return error
+
+
+class MediaLoader:
+    """Loads every distinct source once, however often the request names it."""
+
+    def __init__(self, settings: RouterSettings, fetcher: MediaFetcher) -> None:
+        self._settings = settings
+        self._fetcher = fetcher
+
+    async def load(self, parts: Sequence[ImagePart], holding: Holding, timeline: Timeline) -> list[Picture]:
+        """In prompt order; media are numbered by their first mention. Raises what the first bad image fails with."""
+        most = self._settings.max_images_per_prompt
+        if len(parts) > most:
+            raise InvalidRequest(f"the request has {len(parts)} images, this server takes {most}", param="messages")
+        with timeline.measure("fetch"):
+            data_by_url = await self._bytes(parts, holding)
+        with timeline.measure("hash"):
+            digest_by_url = {url: await _digest(data) for url, data in data_by_url.items()}
+        media_by_digest: dict[bytes, Media] = {}
+        pictures = []
+        with timeline.measure("sniff"):
+            for index, part in enumerate(parts):
+                digest = digest_by_url[part.url]
+                if digest not in media_by_digest:
+                    media_by_digest[digest] = Media(len(media_by_digest), data_by_url[part.url], digest)
+                media = media_by_digest[digest]
+                pictures.append(Picture(part, media, self._header(index, part, media)))
+        return pictures
+
+    async def _bytes(self, parts: Sequence[ImagePart], holding: Holding) -> dict[str, bytes]:
+        data_by_url: dict[str, bytes] = {}
+        first_by_url: dict[str, int] = {}
+        for index, part in enumerate(parts):
+            first_by_url.setdefault(part.url, index)
+
+        async def load(url: str, index: int) -> None:
+            try:
+                data_by_url[url] = await self._load(url)
+                holding.take(len(data_by_url[url]))
+            except (InvalidMedia, MediaTooLarge) as error:
+                raise at_image(error, index, parts[index]) from None
+
+        await all_or_first_error(load(url, index) for url, index in first_by_url.items())
+        return data_by_url
+
+    async def _load(self, url: str) -> bytes:
+        if is_data_uri(url):
+            return await read_data_uri(url, self._settings.max_image_bytes)
+        return await self._fetcher.fetch(url)
+
+    def _header(self, index: int, part: ImagePart, media: Media) -> MediaHeader:
+        try:
+            header = sniff(media.data)
+            most = self._settings.max_image_pixels
+            if header.pixels > most:
+                raise MediaTooLarge(f"the image has {header.width}x{header.height} pixels, more than {most}")
+            return header
+        except (InvalidMedia, MediaTooLarge) as error:
+            raise at_image(error, index, part) from None
+
+
+async def _digest(data: bytes) -> bytes:
+    if len(data) < _HASH_IN_THREAD_BYTES:
+        return source_digest(data)
+    return await asyncio.to_thread(source_digest, data)

@@ -1,0 +1,80 @@
+"""From a checked chat request to what the tiers are asked: images loaded, prompt laid out, limits held."""
+
+import asyncio
+from collections.abc import Sequence
+
+from triptych.errors import InvalidMedia, InvalidRequest
+from triptych.models.card import ModelCard
+from triptych.multimodal.digest import item_digest
+from triptych.multimodal.layout import ItemPart, TextPart, lay_out
+from triptych.router.budget import Holding
+from triptych.router.fleet import Fleet
+from triptych.router.media import MediaLoader, Picture, at_image
+from triptych.router.messages import Message, images_of
+from triptych.router.messages import TextPart as MessageText
+from triptych.router.prompt import PromptBuilder
+from triptych.router.request import Prepared
+from triptych.router.sampling import max_tokens_for, sampling_for
+from triptych.router.schema import Chat
+from triptych.router.timeline import Timeline
+
+_TOKENIZE_IN_THREAD_CHARACTERS = 4096
+
+
+class Preparer:
+    """Nothing here asks a worker; the fleet only tells how long a prompt may be."""
+
+    def __init__(
+        self, card: ModelCard, prompts: PromptBuilder, loader: MediaLoader, fleet: Fleet, default_max_tokens: int
+    ) -> None:
+        self._card = card
+        self._prompts = prompts
+        self._loader = loader
+        self._fleet = fleet
+        self._default_max_tokens = default_max_tokens
+
+    async def prepare(self, chat: Chat, holding: Holding, timeline: Timeline) -> Prepared:
+        """Raises what the client has to change."""
+        with timeline.measure("tokenize"):
+            runs = await self._runs(chat.messages)
+        pictures = await self._loader.load(images_of(chat.messages), holding, timeline)
+        with timeline.measure("layout"):
+            layout = lay_out(self._parts(runs, pictures))
+        max_model_len = self._fleet.max_model_len(self._card.max_model_len)
+        max_tokens = max_tokens_for(chat.request, layout.num_tokens, max_model_len, self._default_max_tokens)
+        return Prepared(
+            layout=layout,
+            media=tuple({picture.media.index: picture.media for picture in pictures}.values()),
+            sampling=sampling_for(chat.request, self._card, max_tokens),
+            branches=chat.request.n or 1,
+            image_params=tuple(picture.part.param for picture in pictures),
+        )
+
+    async def _runs(self, messages: Sequence[Message]) -> list[tuple[int, ...]]:
+        if _num_characters(messages) < _TOKENIZE_IN_THREAD_CHARACTERS:
+            return self._prompts.runs(messages)
+        return await asyncio.to_thread(self._prompts.runs, messages)
+
+    def _parts(self, runs: Sequence[tuple[int, ...]], pictures: Sequence[Picture]) -> list[TextPart | ItemPart]:
+        parts: list[TextPart | ItemPart] = [TextPart(runs[0])]
+        for index, (picture, run) in enumerate(zip(pictures, runs[1:], strict=True)):
+            parts += (self._item(index, picture), TextPart(run))
+        return parts
+
+    def _item(self, index: int, picture: Picture) -> ItemPart:
+        width, height = picture.header.width, picture.header.height
+        try:
+            plan = self._card.adapter.plan(width, height, {})
+        except (InvalidMedia, InvalidRequest) as error:
+            raise at_image(error, index, picture.part) from None
+        digest = item_digest(picture.media.digest, {}, self._card.fingerprint)
+        return self._card.adapter.part(plan, digest, width, height, picture.media.index)
+
+
+def _num_characters(messages: Sequence[Message]) -> int:
+    return sum(
+        len(message.content)
+        if isinstance(message.content, str)
+        else sum(len(part.text) for part in message.content if isinstance(part, MessageText))
+        for message in messages
+    )

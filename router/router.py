@@ -1,0 +1,122 @@
+"""The router without its HTTP: what it is made of, and a request's way through it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from triptych.config import Settings
+from triptych.errors import DeadlineExceeded, UnknownModel
+from triptych.journey import new_request_id
+from triptych.metrics import RouterMetrics
+from triptych.models.card import ModelCard
+from triptych.router.budget import ByteBudget, Holding
+from triptych.router.detokenize import Detokenizer
+from triptych.router.fetch import MediaFetcher
+from triptych.router.fleet import Fleet
+from triptych.router.link import KnownWorker
+from triptych.router.media import MediaLoader
+from triptych.router.pipeline import Pipeline
+from triptych.router.prepare import Preparer
+from triptych.router.prompt import PromptBuilder
+from triptych.router.request import Prepared, Request
+from triptych.router.schema import Chat
+from triptych.router.timeline import Timeline
+
+
+class Router:
+    """Lives on one event loop, from `start` to `stop`; `fleet.update` tells it its workers."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        card: ModelCard,
+        workers: Sequence[KnownWorker] = (),
+        *,
+        media_by_memfd: bool = True,
+    ) -> None:
+        self.settings = settings
+        self.card = card
+        self.name = settings.serve.served_name or card.name
+        self.metrics = RouterMetrics()
+        self.fleet = Fleet(settings.router, card.fingerprint, self.metrics, workers, media_by_memfd=media_by_memfd)
+        self.budget = ByteBudget(
+            settings.router.media_budget_bytes, lambda held: self.metrics.set("triptych:media_bytes", held)
+        )
+        self.prompts = PromptBuilder(card)
+        self.detokenizer = Detokenizer(self.prompts.tokenizer, card.vocab_size)
+        self._fetcher = MediaFetcher(settings.router)
+        self._preparer = Preparer(
+            card,
+            self.prompts,
+            MediaLoader(settings.router, self._fetcher),
+            self.fleet,
+            settings.router.default_max_tokens,
+        )
+        self._running = 0
+        self._pipeline = Pipeline(self.fleet, settings.router, settings.transfer.lease_seconds, self.metrics)
+
+    async def start(self) -> None:
+        await self.fleet.start()
+        await self._pipeline.start()
+
+    async def stop(self) -> None:
+        await self._pipeline.stop()
+        await self.fleet.stop()
+        await self._fetcher.close()
+
+    async def prepare(self, chat: Chat, holding: Holding, timeline: Timeline) -> Prepared:
+        """Raises UnknownModel, and whatever else the client has to change."""
+        if chat.request.model not in (self.name, self.settings.serve.model):
+            raise UnknownModel(f"the model {chat.request.model[:100]!r} does not exist", param="model")
+        seconds = self.settings.router.stage_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._preparer.prepare(chat, holding, timeline)
+        except TimeoutError:
+            raise DeadlineExceeded("the request's images took too long to arrive") from None
+
+    async def begin(self, chat: Chat, timeline: Timeline) -> "Run":
+        """Prepares a request and sets it on its way; the caller reads its tokens, and closes the run in any case."""
+        holding = self.budget.holding()
+        try:
+            request = Request(new_request_id(), await self.prepare(chat, holding, timeline), timeline)
+        except BaseException:
+            holding.close()
+            raise
+        self._count_start(request.prepared)
+
+        def ended() -> None:
+            holding.close()
+            self._count_end(request)
+
+        return Run(request, asyncio.create_task(self._pipeline.run(request)), ended)
+
+    def _count_start(self, prepared: Prepared) -> None:
+        self._running += 1
+        self.metrics.set("triptych:num_requests_running", self._running)
+        self.metrics.count("triptych:prompt_tokens_total", prepared.layout.num_tokens)
+        self.metrics.count("triptych:images_total", len(prepared.layout.items))
+
+    def _count_end(self, request: Request) -> None:
+        self._running -= 1
+        self.metrics.set("triptych:num_requests_running", self._running)
+        self.metrics.count("triptych:generation_tokens_total", sum(map(len, request.generated)))
+        self.metrics.observe("triptych:e2e_request_latency_seconds", request.timeline.since_start())
+        for stage, seconds in request.timeline.seconds.items():
+            self.metrics.observe("triptych:stage_duration_seconds", seconds, stage=stage)
+
+
+class Run:
+    """A request on its way, and the task that drives it."""
+
+    def __init__(self, request: Request, task: asyncio.Task[None], ended: Callable[[], None]) -> None:
+        self.request = request
+        self._task = task
+        self._ended: Callable[[], None] | None = ended
+
+    async def close(self) -> None:
+        """Ends the request if it has not ended; its workers are told. Closing again does nothing."""
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended()

@@ -1,0 +1,121 @@
+"""The router as a server in a thread of its own, for whoever starts it."""
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Sequence
+
+import uvicorn
+import uvloop
+
+from triptych.config import Settings
+from triptych.errors import ConfigError, InternalError
+from triptych.models.card import ModelCard
+from triptych.router.app import build_app
+from triptych.router.link import KnownWorker
+from triptych.router.router import Router
+
+logger = logging.getLogger(__name__)
+
+DRAIN_SECONDS = 5
+START_SECONDS = 60.0
+_BACKLOG = 2048
+
+
+class RouterServer:
+    """Started and stopped from any thread; requests run on an event loop in its own."""
+
+    def __init__(self, settings: Settings, card: ModelCard, workers: Sequence[KnownWorker] = ()) -> None:
+        self.settings = settings
+        self._card = card
+        self._workers = list(workers)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: uvicorn.Server | None = None
+        self._router: Router | None = None
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+
+    def start(self) -> int:
+        """The port it listens on. Raises ConfigError where it cannot listen, and what else keeps it from starting."""
+        listener = _listen(self.settings.router.host, self.settings.router.port)
+        self._thread = threading.Thread(target=self._serve, args=(listener,), name="router", daemon=True)
+        self._thread.start()
+        if not self._ready.wait(START_SECONDS):
+            raise InternalError(f"the router did not start within {START_SECONDS:g} s")
+        if self._error is not None:
+            raise self._error
+        port: int = listener.getsockname()[1]
+        return port
+
+    def update(self, workers: Sequence[KnownWorker]) -> None:
+        """Who there is from now on."""
+        self._workers = list(workers)
+        if self._loop is not None and self._router is not None:
+            self._loop.call_soon_threadsafe(self._router.fleet.update, self._workers)
+
+    def stop(self) -> None:
+        """Takes no new requests, lets those in flight finish for a few seconds, then ends them."""
+        if self._server is not None:
+            self._server.should_exit = True
+        self.wait()
+
+    def wait(self) -> None:
+        """Until it has stopped."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _serve(self, listener: socket.socket) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._run(listener))
+        except BaseException as error:  # the thread that starts us is told; nobody else would be
+            self._error = error
+            logger.exception("the router ended")
+        finally:
+            listener.close()
+            self._ready.set()
+
+    async def _run(self, listener: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._router = Router(self.settings, self._card, self._workers)
+        config = uvicorn.Config(
+            build_app(self._router),
+            http="h11",
+            ws="none",
+            lifespan="on",
+            access_log=False,
+            log_level=self.settings.router.log_level,
+            log_config=None,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=DRAIN_SECONDS,
+        )
+        self._server = _Server(config, self._ready)
+        await self._server.serve(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """Tells when it listens."""
+
+    def __init__(self, config: uvicorn.Config, ready: threading.Event) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready.set()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+    return listener
