@@ -42,6 +42,17 @@ def test_what_fits_nowhere_is_refused_and_changes_nothing() -> None:
     extents.check()
 
 
+def test_room_without_a_range_counts_the_holes_beside_it() -> None:
+    extents = Extents(30)
+    for _ in range(3):
+        extents.reserve(10)
+    assert extents.room_without(10) == 10
+    extents.release(0)
+    assert extents.room_without(10) == 20
+    extents.release(20)
+    assert extents.room_without(10) == 30
+
+
 def test_an_unknown_start_is_not_released() -> None:
     extents = Extents(30)
     extents.reserve(10)

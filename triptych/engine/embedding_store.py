@@ -12,6 +12,7 @@ least recently used first, only when room is needed. Bookkeeping alone: no bytes
 import enum
 import itertools
 import math
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from triptych.engine.eviction import Occupied, cheapest_window
@@ -61,7 +62,7 @@ class Entry:
     claims: int = 0
     start: int = -1  # first unit, once placed
     generation: int = 0  # unique per placement; stamped on every unit before the first byte is written
-    last_used: int = 0  # the store's own ticks
+    last_used: int = 0  # when its last claim ended, in the store's own ticks
     retired: bool = False  # found by no one any more, freed with its last claim
     event: int = 0  # slot in the slab's event ring
     checksum: bytes = b""
@@ -83,6 +84,7 @@ class EmbeddingStore:
         self.evictions = 0
         self._by_key: dict[ItemKey, Entry] = {}
         self._placed: dict[int, Entry] = {}  # start -> entry
+        self._cached: OrderedDict[Entry, None] = OrderedDict()  # ready and unclaimed, least recently used first
         self._generations = itertools.count(1)  # 0 stands for units never written
         self._ticks = itertools.count(1)
 
@@ -122,7 +124,7 @@ class EmbeddingStore:
             self.joins += 1
         entry.claims += 1
         self.num_claims += 1
-        entry.last_used = next(self._ticks)
+        self._cached.pop(entry, None)
         return entry, acquired
 
     def place(self, entry: Entry) -> bool:
@@ -144,7 +146,7 @@ class EmbeddingStore:
         """The rows are written, or will be before `event`: the entry may be found, read and, unclaimed, evicted."""
         self._require(entry, State.WRITING, "published")
         entry.state, entry.event, entry.checksum = State.READY, event, checksum
-        self._forget_if_unwanted(entry)
+        self._settle(entry)
 
     def abandon(self, entry: Entry) -> None:
         """The rows will not be made: units come back, all claims are void, the next to acquire the key starts anew."""
@@ -162,8 +164,7 @@ class EmbeddingStore:
             )
         entry.claims -= 1
         self.num_claims -= 1
-        entry.last_used = next(self._ticks)
-        self._forget_if_unwanted(entry)
+        self._settle(entry)
 
     def make_way(self, units: int) -> None:
         """Take out of circulation the claimed entries that stand where `units` in a row come free soonest.
@@ -194,6 +195,11 @@ class EmbeddingStore:
         claims = sum(entry.claims for entry in entries.values())
         if claims != self.num_claims:
             raise InvariantViolation(f"{self.num_claims} claims counted, entries hold {claims}")
+        cached = [entry for entry in self._by_start() if entry.state is State.READY and not entry.claims]
+        if list(self._cached) != sorted(cached, key=lambda entry: entry.last_used):
+            raise InvariantViolation(
+                f"{len(cached)} entries are ready and unclaimed, {len(self._cached)} are listed so"
+            )
         generations = [entry.generation for entry in self._placed.values()]
         if len(set(generations)) != len(generations):
             raise InvariantViolation("two placed entries share a generation")
@@ -211,17 +217,31 @@ class EmbeddingStore:
             raise InvariantViolation(f"{name} is retired, unclaimed and still there")
 
     def _evict_for(self, units: int) -> bool:
+        oldest = next(iter(self._cached), None)
+        # What the search below would find too, without the search: the usual case where items are of one size.
+        if oldest is not None and self.extents.room_without(oldest.start) >= units:
+            self._evict(oldest)
+            return True
         entries = self._by_start()
         window = cheapest_window([self._occupied(e, _eviction_cost(e)) for e in entries], self.extents.num_units, units)
         if window is None:
             return False
         for index in window:
-            self.evictions += 1
-            self._forget(entries[index])
+            self._evict(entries[index])
         return True
 
-    def _forget_if_unwanted(self, entry: Entry) -> None:
-        if entry.claims == 0 and (entry.state is State.RESERVED or (entry.state is State.READY and entry.retired)):
+    def _evict(self, entry: Entry) -> None:
+        self.evictions += 1
+        self._forget(entry)
+
+    def _settle(self, entry: Entry) -> None:
+        """After a change: what nobody claims is forgotten or becomes cache."""
+        if entry.claims or entry.state is State.WRITING:
+            return
+        if entry.state is State.READY and not entry.retired:
+            entry.last_used = next(self._ticks)
+            self._cached[entry] = None
+        else:
             self._forget(entry)
 
     def _forget(self, entry: Entry) -> None:
@@ -230,6 +250,7 @@ class EmbeddingStore:
         if entry.state is not State.RESERVED:
             del self._placed[entry.start]
             self.extents.release(entry.start)
+        self._cached.pop(entry, None)
         entry.state = State.GONE
 
     def _by_start(self) -> list[Entry]:

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from triptych.engine.embedding_store import Acquired, Entry
-from triptych.engine.encoder_jobs import EncodeJob, OnDone, PreparedItem
+from triptych.engine.encoder_jobs import EncodeJob, OnDone
 from triptych.errors import InvariantViolation
 from triptych.journey import Item, RequestId
+from triptych.models.base import PreparedItem
 
 
 class Phase(enum.Enum):

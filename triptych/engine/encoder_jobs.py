@@ -1,4 +1,4 @@
-"""What the encoder is asked, how an item comes prepared, and what is answered."""
+"""What the encoder is asked, who prepares items for it, and what is answered."""
 
 import copy
 import math
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from mmap import mmap
 from typing import Protocol
 
-from torch import Tensor
-
 from triptych.errors import InvalidRecord, TriptychError
-from triptych.journey import EmbeddingRef, Grid, Item, RequestId
+from triptych.journey import EmbeddingRef, Item, RequestId
+from triptych.models.base import PreparedItem
 
 MediaBytes = bytes | bytearray | memoryview | mmap
 
@@ -61,15 +60,6 @@ def failure(item: Item, error: TriptychError, times: Mapping[str, float], cached
 
 
 OnDone = Callable[[EncodeResult], None]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PreparedItem:
-    """An item as the vision tower takes it."""
-
-    patches: Tensor  # [encoder tokens, patch numbers] on the CPU
-    grid: Grid  # patches before merging
-    rows: int  # embedding rows the tower makes of this grid
 
 
 class ItemPreparer(Protocol):

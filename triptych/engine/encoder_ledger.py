@@ -9,11 +9,12 @@ from collections.abc import Callable
 from triptych.engine.embedding_store import Acquired, EmbeddingStore, Entry, ItemKey
 from triptych.engine.encoder_flights import NO_TIMES, Flight, Flights, Phase, Waiter
 from triptych.engine.encoder_grants import Grants
-from triptych.engine.encoder_jobs import EncodeJob, EncodeResult, OnDone, PreparedItem, failure
+from triptych.engine.encoder_jobs import EncodeJob, EncodeResult, OnDone, failure
 from triptych.engine.encoder_runner import Written
 from triptych.engine.encoder_scheduler import EncoderScheduler, WaitingItem
 from triptych.errors import Cancelled, DeadlineExceeded, InvariantViolation, MediaTooLarge, TriptychError
 from triptych.journey import Item, RequestId
+from triptych.models.base import PreparedItem
 
 Answer = Callable[[OnDone, EncodeResult], None]
 

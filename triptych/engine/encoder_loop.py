@@ -21,17 +21,17 @@ from triptych.engine.device_errors import DeviceLost, is_device_lost
 from triptych.engine.embedding_store import EmbeddingStore
 from triptych.engine.encoder_flights import Flight, Phase, Waiter
 from triptych.engine.encoder_grants import Grant, Grants, RefMaker
-from triptych.engine.encoder_jobs import EncodeJob, EncodeResult, ItemPreparer, OnDone, PreparedItem, for_item
+from triptych.engine.encoder_jobs import EncodeJob, EncodeResult, ItemPreparer, OnDone, for_item
 from triptych.engine.encoder_ledger import EncoderLedger
 from triptych.engine.encoder_runner import EncoderRunner, PlacedItem
 from triptych.engine.encoder_scheduler import BatchBudget, EncoderScheduler
 from triptych.errors import Cancelled, InternalError, LayoutMismatch, Overloaded, TriptychError, WorkerLost
 from triptych.journey import Endpoint, Item, RequestId
-from triptych.models.base import VisionTower
+from triptych.models.base import PreparedItem, VisionTower
 from triptych.transfer.leases import LeaseTable
 from triptych.transfer.slab import Slab
 
-__all__ = ["EncodeJob", "EncodeResult", "EncoderEngine", "ItemPreparer", "PreparedItem"]
+__all__ = ["EncodeJob", "EncodeResult", "EncoderEngine", "ItemPreparer"]
 
 log = logging.getLogger(__name__)
 

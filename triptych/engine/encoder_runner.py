@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from triptych.engine.device_errors import DeviceLost, is_device_lost, is_out_of_memory
-from triptych.engine.encoder_jobs import PreparedItem
 from triptych.errors import ConfigError, InternalError, LayoutMismatch, Overloaded, TriptychError
-from triptych.models.base import VisionTower
+from triptych.models.base import PreparedItem, VisionTower
 from triptych.transfer.checksum import checksum
 from triptych.transfer.slab import Slab
 

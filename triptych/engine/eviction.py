@@ -3,12 +3,11 @@
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Occupied:
+class Occupied(NamedTuple):
     """One taken range and what losing it would cost; an infinite cost makes it immovable."""
 
     start: int
@@ -22,7 +21,7 @@ def cheapest_window(occupied: Sequence[Occupied], num_units: int, wanted: int) -
     Chosen so that the dearest cleared range is as cheap as can be, then so that the sum is: with recency as cost this
     is LRU which spares the old entries that would not help. `occupied` ascends by start. Linear in its length.
     """
-    spent = [0.0, *accumulate(0.0 if math.isinf(range_.cost) else range_.cost for range_ in occupied)]
+    spent = [0.0, *accumulate(0.0 if taken.cost == math.inf else taken.cost for taken in occupied)]
     best: tuple[float, float] | None = None
     chosen: range | None = None
     for window, dearest in _tight_windows(occupied, num_units, wanted):

@@ -53,6 +53,12 @@ class Extents:
         self.num_free_units -= units
         return start
 
+    def room_without(self, start: int) -> int:
+        """Units in a row that would be free were the range at `start` released."""
+        end = start + self._taken[start]
+        begin = self._free_start_by_end.get(start, start)
+        return end + self._free.get(end, 0) - begin
+
     def release(self, start: int) -> int:
         """Give back the range that begins at `start`; returns its units. InvariantViolation where none begins."""
         units = self._taken.pop(start, None)
