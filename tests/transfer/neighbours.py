@@ -4,12 +4,11 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_longlong
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
 import torch
 
 from triptych.journey import BlockRef, EmbeddingRef, Endpoint, KVRef, Shard, new_claim_id
@@ -21,18 +20,30 @@ CPU = torch.device("cpu")
 OWNER = Endpoint("127.0.0.1:7001", 11)
 HERE = Endpoint("127.0.0.1:7002", 12)
 
-# Each neighbour is forked from a server that has imported torch already.
+# Each neighbour on the CPU is forked from a server that has imported torch already.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload([__name__])
+
+Action = Callable[..., Any]
 
 
 class Neighbour:
     """A process with one slab. Leaving the `with` kills it."""
 
-    def __init__(self, kind: str, unit_bytes: int, num_units: int, published: Any = None) -> None:
-        self._pipe, theirs = PROCESSES.Pipe()
-        arguments = (theirs, kind, unit_bytes, num_units, published)
-        self.process = PROCESSES.Process(target=_serve, args=arguments, daemon=True)
+    def __init__(
+        self,
+        kind: str,
+        unit_bytes: int,
+        num_units: int,
+        published: Any = None,
+        device: torch.device = CPU,
+        actions: Mapping[str, Action] | None = None,
+    ) -> None:
+        """published: shared memory its actions may write into; actions: more than the ones below, by name."""
+        context = PROCESSES if device.type == "cpu" else multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        arguments = (theirs, kind, unit_bytes, num_units, published, device, _ACTIONS | dict(actions or {}))
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
         self.info: ArenaInfo = self._pipe.recv()
@@ -96,17 +107,26 @@ def shared_counters(count: int) -> Any:
     return PROCESSES.RawArray(c_longlong, count)
 
 
-def _serve(pipe: Connection, kind: str, unit_bytes: int, num_units: int, published: Any) -> None:
+def _serve(
+    pipe: Connection,
+    kind: str,
+    unit_bytes: int,
+    num_units: int,
+    published: Any,
+    device: torch.device,
+    actions: Mapping[str, Action],
+) -> None:
     torch.set_num_threads(1)
-    slab = create_slab(kind, {"embedding": 1, "kv": 2}[kind], unit_bytes, num_units, CPU)
+    slab = create_slab(kind, {"embedding": 1, "kv": 2}[kind], unit_bytes, num_units, device)
     pipe.send(slab.describe())
     while True:
         what, arguments = pipe.recv()
-        pipe.send(_ACTIONS[what](slab, published, *arguments))
+        pipe.send(actions[what](slab, published, *arguments))
 
 
-def _fill(slab: Slab, _published: Any, units: Sequence[int], generation: int) -> None:
+def _fill(slab: Slab, _published: Any, units: Sequence[int], generation: int) -> int:
     fill(slab, units, generation)
+    return slab.record_event()
 
 
 def _rewrite_all(slab: Slab, published: Any, seconds: float) -> int:
@@ -157,15 +177,10 @@ def _close(slab: Slab, _published: Any) -> None:
     slab.close()
 
 
-def _expect(slab: Slab, _published: Any, generation: int) -> bool:
-    return bool((slab.words.numpy() == np.int64(generation)).all())
-
-
-_ACTIONS = {
+_ACTIONS: dict[str, Action] = {
     "fill": _fill,
     "rewrite_all": _rewrite_all,
     "rewrite_some": _rewrite_some,
     "replace_descriptor": _replace_descriptor,
     "close": _close,
-    "expect": _expect,
 }

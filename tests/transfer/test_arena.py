@@ -6,7 +6,7 @@ from triptych.errors import InvalidRecord
 from triptych.transfer.arena import PAGE_BYTES, ArenaInfo, CudaIpcInfo, check_stamp, new_arena, probe_mismatch
 
 
-@pytest.fixture()
+@pytest.fixture
 def arena() -> ArenaInfo:
     return new_arena("kv", 2, unit_bytes=4100, num_units=700)
 

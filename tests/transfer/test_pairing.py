@@ -45,12 +45,11 @@ def test_an_arena_that_nothing_reaches_gets_every_reason() -> None:
         assert reason in failure.value.message
 
 
-def test_gpu_memory_is_refused_to_a_reader_on_the_cpu_without_touching_cuda() -> None:
+def test_gpu_memory_is_refused_to_a_reader_on_the_cpu() -> None:
     info = create_slab("kv", 2, 64, 4, CPU).describe()
     remote = replace(info, shm=None, cuda_ipc=CudaIpcInfo(bytes(64), (), "uuid"))
     with pytest.raises(TransferFailed, match="cuda_ipc: the arena is in GPU memory, the reader on cpu"):
         open_mapping(remote, CPU, {})
-    assert not torch.cuda.is_initialized()
 
 
 def test_a_device_with_its_index_stays_what_it_is() -> None:
