@@ -67,8 +67,7 @@ class Attempt:
             group.create_task(self._blaming(Role.ENCODE, self._encode(prefill)))
         else:
             self._request.move(Stage.PREFILLING)
-        with self._request.timeline.measure("prefill_call"):
-            await self._blaming(Role.PREFILL, prefill.run(self._decode is not None, self._take_kv, self._take_first))
+        await self._blaming(Role.PREFILL, prefill.run(self._decode is not None, self._take_kv, self._take_first))
         if self._decode is not None:
             await self._finish(self._decode)
         for watcher in watchers:
@@ -92,8 +91,7 @@ class Attempt:
         self._request.move(Stage.ENCODING)
         encode = EncodeStage(self._tools, prefill.give)
         try:
-            with self._request.timeline.measure("encode_call"):
-                await encode.run()
+            await encode.run()
             if self._request.stage is Stage.ENCODING:  # else the first token has overtaken us
                 self._request.move(Stage.PREFILLING)
             await prefill.finished.wait()

@@ -38,13 +38,12 @@ class DecodeStage:
         booking = link.bookings[Role.DECODE].add(tokens / max(1, link.status.block_size))
         tools.used.add(link)
         try:
-            reply = await link.hold(_reserve(tools, link))
+            await link.hold(_reserve(tools, link))
         except BaseException:
             booking.close()
             raise
         booking.sent(tools.now())  # from now on the worker itself reports these blocks as taken
         tools.request.touch()
-        tools.request.timeline.add("reserve_queue", reply.queue_seconds)
         return cls(tools, link, booking)
 
     async def open(self) -> None:
@@ -62,9 +61,8 @@ class DecodeStage:
 
     async def land(self) -> None:
         """Returns when the worker has all the KV."""
-        reply = await self.link.hold(self._land())
+        await self.link.hold(self._land())
         self._tools.request.touch()
-        self._tools.request.timeline.add_parallel(reply.times)
         self.landed.set()
 
     async def listen(self) -> None:
@@ -89,9 +87,9 @@ class DecodeStage:
         if not self._trouble.done():
             self._trouble.set_exception(error)
 
-    async def _land(self) -> decode_pb2.DecodeReply:
+    async def _land(self) -> None:
         with worker_errors():
-            return await self._call
+            await self._call
 
     def _start(self) -> decode_pb2.DecodeStart:
         prepared = self._tools.request.prepared
@@ -104,7 +102,7 @@ class DecodeStage:
         )
 
 
-async def _reserve(tools: StageTools, link: WorkerLink) -> decode_pb2.ReserveReply:
+async def _reserve(tools: StageTools, link: WorkerLink) -> None:
     prepared = tools.request.prepared
     request = decode_pb2.ReserveRequest(
         envelope=tools.envelope(link),
@@ -114,4 +112,4 @@ async def _reserve(tools: StageTools, link: WorkerLink) -> decode_pb2.ReserveRep
         lease_ms=tools.lease_ms,
     )
     with worker_errors():
-        return await link.calls.reserve(request, timeout=tools.seconds_left())
+        await link.calls.reserve(request, timeout=tools.seconds_left())

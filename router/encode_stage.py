@@ -15,6 +15,8 @@ from triptych.router.tasks import all_or_first_error
 
 logger = logging.getLogger(__name__)
 
+_STAGE_NAMES = {"queue": "encode_queue"}  # what the encoder calls it, and what it is to a whole request
+
 GiveRef = Callable[[int, common_pb2.EmbeddingRef], Awaitable[None]]
 
 
@@ -102,7 +104,7 @@ class EncodeStage:
     async def _take(self, link: WorkerLink, reply: encoder_pb2.EncodeReply) -> None:
         request = self._tools.request
         request.touch()
-        request.timeline.add_parallel(reply.times)
+        request.timeline.add_parallel(reply.times, _STAGE_NAMES)
         if reply.HasField("failure"):
             self._note(link, wire.error_from_failure(reply.failure))
             return

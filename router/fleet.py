@@ -8,7 +8,7 @@ from typing import Any
 
 from triptych.config import RouterSettings
 from triptych.errors import NoWorker, TransferFailed
-from triptych.journey import Role
+from triptych.journey import Endpoint, Role
 from triptych.metrics import RouterMetrics, WorkerGauges
 from triptych.multimodal.memfd import MediaMemory
 from triptych.router.link import KnownWorker, LinkState, RouterIdentity, WorkerLink
@@ -63,12 +63,18 @@ class Fleet:
             self._identity.probe.close()
 
     def update(self, workers: Sequence[KnownWorker]) -> None:
-        """Who there is from now on: whoever is missing, or has become another process, is lost at once."""
+        """Who there is from now on.
+
+        Another process under a known id ends the link at once. A worker that is missing gets nothing new, but keeps
+        what it has while it answers: a list that was made in haste must not end requests.
+        """
         before, self._known = self._known, {worker.worker_id: worker for worker in workers}
         if not self._running:
             return
-        for worker_id in list(self._links):
-            if self._known.get(worker_id) != before.get(worker_id) and not self._is(self._known.get(worker_id)):
+        for worker_id, link in list(self._links.items()):
+            worker = self._known.get(worker_id)
+            link.listed = worker is not None
+            if worker is not None and worker != before.get(worker_id) and worker.endpoint != link.endpoint:
                 self._close(self._links.pop(worker_id))
         for worker in workers:
             if worker.worker_id not in self._links:
@@ -119,7 +125,7 @@ class Fleet:
         """The workers as JSON values, for /v1/cluster."""
         return [
             {
-                "id": link.worker_id,
+                "worker_id": link.worker_id,
                 "address": link.address,
                 "incarnation": str(link.incarnation),  # 64 bits: more than a JSON reader's number may hold
                 "roles": sorted(link.roles),
@@ -133,11 +139,6 @@ class Fleet:
             }
             for link in self._rows
         ]
-
-    def _is(self, worker: KnownWorker | None) -> bool:
-        """Whether the link of this worker is already the process it is said to be."""
-        link = self._links.get(worker.worker_id) if worker else None
-        return bool(worker and link and link.endpoint == worker.endpoint and link.state is not LinkState.LOST)
 
     def _refresh(self, link: WorkerLink) -> None:
         """Writes one worker's row; replaces a lost link while its worker is still said to be there."""
@@ -154,7 +155,7 @@ class Fleet:
         worker = self._known.get(lost.worker_id)
         if worker is not None and self._running:
             # Whoever answers there now is welcome; who it is, its Status tells.
-            anyone = KnownWorker(worker.worker_id, type(worker.endpoint)(worker.endpoint.address, 0), worker.roles)
+            anyone = KnownWorker(worker.worker_id, Endpoint(worker.endpoint.address, 0), worker.roles)
             self._links[worker.worker_id] = WorkerLink(anyone, self._identity, self._refresh)
         self._rebuild()
 
@@ -183,7 +184,7 @@ class Fleet:
         return [row for row, link in enumerate(self._rows) if link in links]
 
     def _close(self, link: WorkerLink) -> None:
-        link.lose("it is no longer among the workers")
+        link.lose("another process takes its place")
         task = asyncio.create_task(link.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -202,7 +203,7 @@ def _write_load(columns: RoleColumns, row: int, role: Role, link: WorkerLink) ->
 
 def _token_limit(link: WorkerLink) -> int:
     status = link.status
-    limits = [status.max_model_len, status.kv_blocks * status.block_size]
+    limits = [status.max_model_len, int(link.gauges.get("kv_blocks", 0)) * status.block_size]
     return min((limit for limit in limits if limit > 0), default=1 << 31)
 
 

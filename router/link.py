@@ -16,7 +16,7 @@ import grpc.aio
 
 from triptych import wire
 from triptych.errors import InvalidRecord, TriptychError, WorkerLost
-from triptych.journey import Endpoint, Role
+from triptych.journey import Endpoint, Role, new_request_id
 from triptych.multimodal.memfd import MediaMemory
 from triptych.pb import common_pb2, worker_pb2
 from triptych.router.bookings import Bookings
@@ -78,6 +78,7 @@ class WorkerLink:
         self.incarnation = worker.endpoint.incarnation
         self.roles = worker.roles
         self.state = LinkState.UNKNOWN
+        self.listed = True  # whoever knows the cluster still names it; otherwise it only finishes what it has
         self.status = worker_pb2.StatusReply()
         self.gauges: dict[str, float] = {}
         self.media_by_memfd = False
@@ -87,7 +88,9 @@ class WorkerLink:
         self._misses = 0
         self._channel = grpc.aio.insecure_channel(self.address, options=wire.CHANNEL_OPTIONS)
         self.calls = WorkerCalls(self._channel)
-        self.tokens = TokenFeed(self.calls, lambda: self.envelope(b"", 0, _FOREVER_SECONDS))
+        self.tokens = TokenFeed(
+            self.calls, lambda: self.envelope(new_request_id(), 0, _FOREVER_SECONDS), lambda: changed(self)
+        )
         self._held: set[asyncio.Task[Any]] = set()
         self._tasks = [asyncio.create_task(self._watch(), name=f"watch {self.worker_id}")]
 
@@ -100,7 +103,9 @@ class WorkerLink:
         return self.state is LinkState.LOST
 
     def takes(self, role: Role) -> bool:
-        return self.state is LinkState.READY and role in self.roles
+        if self.state is not LinkState.READY or not self.listed or role not in self.roles:
+            return False
+        return role is not Role.DECODE or self.tokens.attached
 
     def envelope(self, request_id: bytes, attempt: int, deadline_seconds: float) -> common_pb2.Envelope:
         identity = self._identity
@@ -168,7 +173,7 @@ class WorkerLink:
 
     def _question(self) -> worker_pb2.StatusRequest:
         request = worker_pb2.StatusRequest(
-            envelope=wire.envelope(b"", 0, self._identity.router_id, 0, STATUS_TIMEOUT_SECONDS, b"")
+            envelope=wire.envelope(new_request_id(), 0, self._identity.router_id, 0, STATUS_TIMEOUT_SECONDS, b"")
         )
         if self._identity.probe is not None and not self.status.worker_id:
             where = self._identity.probe.descriptor

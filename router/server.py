@@ -50,8 +50,8 @@ class RouterServer:
         return port
 
     def update(self, workers: Sequence[KnownWorker]) -> None:
-        """Who there is from now on."""
-        self._workers = list(workers)
+        """Who there is from now on; anything with a worker's id, endpoint and roles will do."""
+        self._workers = [KnownWorker(each.worker_id, each.endpoint, each.roles) for each in workers]
         if self._loop is not None and self._router is not None:
             self._loop.call_soon_threadsafe(self._router.fleet.update, self._workers)
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from triptych.pb import common_pb2
 
@@ -30,10 +31,13 @@ class Timeline:
         """One part after another: parts of a stage add up."""
         self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
 
-    def add_parallel(self, times: Iterable[common_pb2.StageTime]) -> None:
+    def add_parallel(
+        self, times: Iterable[common_pb2.StageTime], rename: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """Parts side by side, such as a request's items: the longest counts."""
-        for time_ in times:
-            self._seconds[time_.stage] = max(self._seconds.get(time_.stage, 0.0), time_.seconds)
+        for part in times:
+            stage = rename.get(part.stage, part.stage)
+            self._seconds[stage] = max(self._seconds.get(stage, 0.0), part.seconds)
 
     def since_start(self) -> float:
         return time.perf_counter() - self.started_at

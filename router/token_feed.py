@@ -31,9 +31,13 @@ class TokenFeed:
     would be worse than an error.
     """
 
-    def __init__(self, calls: WorkerCalls, envelope: Callable[[], common_pb2.Envelope]) -> None:
+    def __init__(
+        self, calls: WorkerCalls, envelope: Callable[[], common_pb2.Envelope], changed: Callable[[], None]
+    ) -> None:
+        self.attached = False  # the worker has said so; it takes no reservation before
         self._calls = calls
         self._envelope = envelope
+        self._changed = changed
         self._sinks: dict[tuple[bytes, int], TokenSink] = {}
 
     def subscribe(self, request_id: bytes, attempt: int, sink: TokenSink) -> None:
@@ -55,6 +59,7 @@ class TokenFeed:
                 await self._listen()
             except TriptychError as error:
                 logger.info("token stream broke: %s", error)
+            self._tell(attached=False)
             self.fail_all(WorkerLost("a decode worker's token stream broke"))
             await asyncio.sleep(RECONNECT_SECONDS)
 
@@ -62,8 +67,14 @@ class TokenFeed:
         call = self._calls.attach(decode_pb2.AttachRequest(envelope=self._envelope()))
         inbox = Inbox(call)
         while (batch := await inbox.receive()) is not None:
+            if not self.attached:
+                self._tell(attached=True)
             for sequence in batch.sequences:
                 self._hand_out(sequence)
+
+    def _tell(self, attached: bool) -> None:
+        self.attached = attached
+        self._changed()
 
     def _hand_out(self, sequence: decode_pb2.SequenceTokens) -> None:
         sink = self._sinks.get((sequence.request_id, sequence.attempt))
