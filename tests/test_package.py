@@ -1,5 +1,6 @@
 """What gets installed: one import root, with every module and the embedded model in it."""
 
+import ast
 import importlib.metadata
 import re
 import shutil
@@ -18,6 +19,7 @@ FOLDERS = {"triptych": "triptych", "services": "triptych/services", "router": "t
 BUILD = "import setuptools.build_meta as b; b.build_wheel('wheel'); b.build_sdist('sdist')"
 SHOW = "import sys; sys.path.insert(0, sys.argv[1]); import triptych.cli, triptych.services, triptych.router as r; "
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OURS_AND_OPTIONAL = {"triptych", "cuda", "triton", "nixl", "flashinfer", "pynvml"}  # the rest: hardware we may not have
 MODEL_FILES = {f"triptych/models/tiny_vl/{file.name}" for file in (ROOT / "triptych/models/tiny_vl").iterdir()}
 
 
@@ -90,6 +92,32 @@ def test_the_pinned_versions_satisfy_what_the_project_asks_for() -> None:
 
 def _numbers(version: str) -> list[int]:
     return [int(part) for part in version.strip().split(".") if part.isdigit()]
+
+
+def test_every_library_the_code_imports_is_asked_for() -> None:
+    """What only comes along with something else goes away with it."""
+    wanted = {_plain(re.split(r"[\[>=;]", line)[0]) for line in PROJECT["project"]["dependencies"]}
+    wanted |= {"pydantic-core", "starlette"}  # parts of pydantic and fastapi, bounded by them
+    providers = importlib.metadata.packages_distributions()
+    unasked = {
+        f"{file.name} imports {root}"
+        for folder in FOLDERS
+        for file in (ROOT / folder).rglob("*.py")
+        for root in _imported_roots(file) - set(sys.stdlib_module_names) - OURS_AND_OPTIONAL
+        if not {_plain(name) for name in providers.get(root, [])} & wanted
+    }
+    assert unasked == set()
+
+
+def _imported_roots(file: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @needs_setuptools
