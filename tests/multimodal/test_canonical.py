@@ -62,7 +62,8 @@ def _flat(colour: tuple[int, ...] | int, mode: str, kind: str = "PNG", **options
 )
 def test_rgb_keeps_its_colours(kind: str, options: dict[str, object], tolerance: int) -> None:
     pixels = to_rgb(saved(quadrants(), kind, **options))
-    assert (pixels.shape, pixels.dtype) == ((HEIGHT, WIDTH, 3), np.uint8)
+    assert pixels.shape == (HEIGHT, WIDTH, 3)
+    assert pixels.dtype == np.uint8
     _probe(pixels, tolerance)
 
 
@@ -357,3 +358,26 @@ def test_half_images_are_never_let_through_by_a_global_switch(monkeypatch: pytes
 def test_what_cannot_be_sniffed_cannot_be_decoded(data: bytes) -> None:
     with pytest.raises(InvalidMedia):
         to_rgb(data)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 1}])
+def test_what_follows_the_end_of_a_jpeg_is_not_part_of_it(options: dict[str, object]) -> None:
+    data = saved(noise(40, 24), "JPEG", **options)
+    for tail in (b"junk", saved(noise(9, 9), "JPEG"), b"\xff\xda\x00\x01" * 500):
+        assert (to_rgb(data + tail) == to_rgb(data)).all()
+        assert (to_rgb(data) == np.asarray(Image.open(BytesIO(data)))).all()
+
+
+def test_a_jpeg_of_endless_scans_is_refused() -> None:
+    data = saved(quadrants(), "JPEG", progressive=True)
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    assert to_rgb(data[:-2] + scan + data[-2:]).shape == (HEIGHT, WIDTH, 3)
+    with pytest.raises(InvalidMedia, match="scans"):
+        to_rgb(data[:-2] + scan * 200 + data[-2:])
+
+
+def test_a_jpeg_with_foreign_markers_in_its_picture_is_refused() -> None:
+    data = saved(noise(40, 24), "JPEG")
+    for marker in (b"\xff\xd8", b"\xff\xc0\x00\x02", b"\xff\x01", b"\xff\xfd"):
+        with pytest.raises(InvalidMedia, match="in its picture"):
+            to_rgb(data[:-30] + marker + data[-30:])

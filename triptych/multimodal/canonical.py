@@ -48,12 +48,13 @@ def to_rgb(data: bytes, expect: MediaHeader | None = None) -> UInt8Array:
 
     expect: what the file was taken for when its size was agreed to; without it, images over MAX_UNANNOUNCED_PIXELS
             are refused
-    Raises InvalidMedia, and nothing else for any bytes: not the expected image, truncated, corrupt, unsupported.
+    Raises InvalidMedia, and for no bytes anything else: not the expected image, truncated, corrupt, unsupported. Raises
+    InternalError while the process lets Pillow pass half images for whole ones.
     """
     header = sniff(data)
     _check_expected(header, expect)
     if ImageFile.LOAD_TRUNCATED_IMAGES:
-        raise InternalError("Pillow's LOAD_TRUNCATED_IMAGES is on: half an image would pass for a whole one")
+        raise InternalError("Pillow's LOAD_TRUNCATED_IMAGES is on in this process; no image can be trusted")
     try:
         image = _decode(data, header)
     except (InvalidMedia, MemoryError):
@@ -103,15 +104,16 @@ def _load(data: bytes, decoder: str) -> Image.Image:
 
 def _decode_png(picture: png.Picture) -> Image.Image:
     image = _load(picture.data, "PNG")
-    samples = np.asarray(image)
     # Pillow takes a data stream that ends early, but cleanly, for a whole image and leaves the missing rows 0.
-    if (picture.header.interlaced or not samples[-1].any()) and not png.holds_all_rows(picture):
+    last_row = np.asarray(image.crop((0, image.height - 1, image.width, image.height)))
+    if (picture.header.interlaced or not last_row.any()) and not png.holds_all_rows(picture):
         raise InvalidMedia("the PNG is truncated: its image data holds fewer rows than its header says")
-    if samples.dtype == np.uint16:
-        image = Image.fromarray((samples >> 8).astype(np.uint8))
+    mask = Image.fromarray(_keyed(np.asarray(image), picture)) if picture.key else None
+    if image.mode == "I;16":
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     flat = _on_white(image)
-    if picture.key:
-        flat.paste(_WHITE, mask=Image.fromarray(_keyed(samples, picture)))
+    if mask is not None:
+        flat.paste(_WHITE, mask=mask)
     return flat
 
 

@@ -1,4 +1,4 @@
-"""Segments of a JPEG up to its first scan: size, orientation, and the file without anything but its picture."""
+"""Segments of a JPEG: size, orientation, and the file without anything but its picture."""
 
 import re
 import struct
@@ -11,15 +11,21 @@ from triptych.multimodal.orientation import orientation_of
 MAGIC = b"\xff\xd8\xff"
 
 _APP0, _APP1, _APP14, _APP15, _COMMENT = 0xE0, 0xE1, 0xEE, 0xEF, 0xFE
-_SCAN = 0xDA
+_SCAN, _END = 0xDA, 0xD9
 _RESTARTS = range(0xD0, 0xD8)  # no payload; stray ones are ignored
 _TABLES = (0xC4, 0xCC, 0xDB, 0xDC, 0xDD, 0xDF)
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _DECODED_FRAMES = {0xC0, 0xC1, 0xC2, 0xC9, 0xCA}  # baseline, extended, progressive; the last two arithmetic-coded
-_WITH_PAYLOAD = {*_TABLES, *_FRAMES, *range(_APP0, _APP15 + 1), _SCAN, _COMMENT}
+_BETWEEN_SCANS = {*_TABLES, *range(_APP0, _APP15 + 1), _SCAN, _COMMENT}
+_WITH_PAYLOAD = _BETWEEN_SCANS | _FRAMES
+
+# Progressive files have about ten. Each one walks over the whole picture, so that a few megabytes of tiny scans would
+# keep a decoder busy for hours.
+MAX_SCANS = 128
 
 _EXIF, _XMP = b"Exif\x00\x00", b"http://ns.adobe.com/xap/1.0/\x00"
 _MARKER = re.compile(rb"\xff([\x01-\xfe])")  # skips padding, and whatever lies between segments
+_MARKER_IN_SCAN = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # restarts belong to the scan
 
 
 class _Segment(NamedTuple):
@@ -52,19 +58,20 @@ def read_header(data: bytes) -> MediaHeader:
 def pixels_only(data: bytes) -> bytes:
     """The same picture without metadata, thumbnails and further images: a decoder meets nothing it could trip over.
 
-    JFIF and Adobe segments stay, since they tell what the components mean.
+    JFIF and Adobe segments stay, since they tell what the components mean. Raises InvalidMedia when the picture has no
+    end, holds what does not belong into it, or has too many scans.
     """
     kept = [data[:2]]
     for marker, start, _, end in _segments(data):
         if marker == _SCAN:
-            kept.append(data[start:])
+            kept.append(data[start : _end_of_picture(data, end)])
         elif marker in (_APP0, _APP14) or not (_APP0 < marker <= _APP15 or marker == _COMMENT):
             kept.append(data[start:end])
     return b"".join(kept)
 
 
 def _segments(data: bytes) -> Iterator[_Segment]:
-    """The segments that have a payload, up to and including the first scan's."""
+    """The segments that have a payload, up to and including the first scan's header."""
     position = 2
     for _ in range(MAX_PIECES):
         found = _MARKER.search(data, position)
@@ -75,19 +82,42 @@ def _segments(data: bytes) -> Iterator[_Segment]:
             continue
         if marker not in _WITH_PAYLOAD:
             raise corrupt("jpeg", f"unexpected marker 0x{marker:02x} before the first scan")
-        if position + 2 > len(data):
-            raise truncated("jpeg", f"segment 0x{marker:02x}")
-        (length,) = struct.unpack_from(">H", data, position)
-        if length < 2:
-            raise corrupt("jpeg", f"segment 0x{marker:02x} has length {length}")
-        segment = _Segment(marker, found.start(), position + 2, position + length)
-        position = segment.end
-        if position > len(data):
-            raise truncated("jpeg", f"segment 0x{marker:02x}")
-        yield segment
+        begin, position = position + 2, _end_of_segment(data, marker, position)
+        yield _Segment(marker, found.start(), begin, position)
         if marker == _SCAN:
             return
     raise corrupt("jpeg", f"it has more than {MAX_PIECES} segments before its first scan")
+
+
+def _end_of_segment(data: bytes, marker: int, position: int) -> int:
+    """Where the segment ends whose length stands at a position."""
+    if position + 2 > len(data):
+        raise truncated("jpeg", f"segment 0x{marker:02x}")
+    (length,) = struct.unpack_from(">H", data, position)
+    if length < 2:
+        raise corrupt("jpeg", f"segment 0x{marker:02x} has length {length}")
+    if position + length > len(data):
+        raise truncated("jpeg", f"segment 0x{marker:02x}")
+    return position + int(length)
+
+
+def _end_of_picture(data: bytes, position: int) -> int:
+    """Where the picture ends, from behind its first scan's header."""
+    scans = 1
+    for _ in range(MAX_PIECES):
+        found = _MARKER_IN_SCAN.search(data, position)
+        if found is None:
+            raise truncated("jpeg", "its picture")
+        marker, position = found[1][0], found.end()
+        if marker == _END:
+            return position
+        if marker not in _BETWEEN_SCANS:
+            raise corrupt("jpeg", f"marker 0x{marker:02x} in its picture")
+        position = _end_of_segment(data, marker, position)
+        scans += marker == _SCAN
+        if scans > MAX_SCANS:
+            raise corrupt("jpeg", f"it has more than {MAX_SCANS} scans")
+    raise corrupt("jpeg", f"it has more than {MAX_PIECES} segments in its picture")
 
 
 def _frame_size(marker: int, frame: bytes) -> tuple[int, int]:

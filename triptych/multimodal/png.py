@@ -121,6 +121,8 @@ def holds_all_rows(found: Picture) -> bool:
             while piece and missing > 0:
                 missing -= len(inflater.decompress(piece, _INFLATE_STEP))
                 piece = inflater.unconsumed_tail
+        if missing > 0:
+            missing -= len(inflater.flush())  # the rest of a match that the last step cut
     except zlib.error:
         return False
     return missing <= 0
