@@ -18,7 +18,7 @@ class EncoderWorker(RoleWorker):
     role = Role.ENCODE
 
     def __init__(self, site: Site) -> None:
-        tower = load_tower(site.card, site.device, site.dtype)
+        tower = load_tower(site.card, site.device, site.settings.serve.dtype)
         unit_bytes = ROWS_PER_UNIT * tower.levels * tower.width * site.dtype.itemsize
         num_units = site.settings.encoder.arena_bytes // unit_bytes
         if num_units < 1:

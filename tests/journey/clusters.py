@@ -1,0 +1,197 @@
+"""Real clusters for tests: Ray actors, gRPC between them, HTTP in front."""
+
+import base64
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+
+from triptych import wire
+from triptych.cluster.actors import WorkerAddress
+from triptych.cluster.supervisor import Supervisor
+from triptych.config import (
+    MIB,
+    EncoderSettings,
+    LanguageSettings,
+    RouterSettings,
+    ServeSettings,
+    Settings,
+    TransferSettings,
+)
+from triptych.pb import worker_pb2
+from triptych.pb.worker_pb2_grpc import WorkerStub
+
+ANSWER_SECONDS = 120.0  # a liveness bound: nothing here takes a fifth of it
+
+
+@dataclass(frozen=True, order=True)
+class Variation:
+    """Which cluster a test wants; equal variations share one."""
+
+    topology: str = "e+p+d"
+    model: str = "random"
+    chunk_tokens: int = 4096
+    prefills: int = 1
+    encoders: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.model}-{self.topology}-{self.encoders}-{self.prefills}-{self.chunk_tokens}"
+
+    def settings(self, folders: Mapping[str, Path]) -> Settings:
+        return Settings(
+            serve=ServeSettings(
+                model=str(folders[self.model]),
+                served_name="m",
+                topology=self.topology,
+                encoders=self.encoders,
+                prefills=self.prefills,
+                device="cpu",
+                cpu_threads=1,
+            ),
+            router=RouterSettings(
+                port=0, allow_media_cidrs=("127.0.0.0/8",), allow_media_ports=(), status_interval_seconds=0.2
+            ),
+            encoder=EncoderSettings(arena_bytes=32 * MIB),
+            language=LanguageSettings(kv_bytes=128 * MIB, prefill_chunk_tokens=self.chunk_tokens),
+            transfer=TransferSettings(lease_seconds=10.0, sweep_interval_seconds=0.2, checksums=True),
+        )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One choice: ids, their logprobs, text, and what the usage said."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+
+
+class Running:
+    """A running cluster and ways to talk to it."""
+
+    def __init__(self, variation: Variation, settings: Settings) -> None:
+        self.variation = variation
+        self.settings = settings
+        self.supervisor = Supervisor(settings)
+        self.url = f"http://127.0.0.1:{self.supervisor.start()}"
+        self.http = httpx.Client(base_url=self.url, timeout=ANSWER_SECONDS, trust_env=False)
+
+    def stop(self) -> None:
+        self.http.close()
+        self.supervisor.stop()
+
+    def post(self, body: Mapping[str, Any], **keywords: Any) -> httpx.Response:
+        return self.http.post("/v1/chat/completions", json={"model": "m", **body}, **keywords)
+
+    def answers(self, messages: Sequence[Mapping[str, Any]], max_tokens: int = 48, **fields: Any) -> list[Answer]:
+        """All choices of a greedy (unless told otherwise) request that ignores the end token."""
+        body = {
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": True,
+            "return_token_ids": True,
+            **fields,
+        }
+        response = self.post(body)
+        assert response.status_code == 200, response.text
+        reply = response.json()
+        return [
+            Answer(
+                token_ids=tuple(choice["token_ids"]),
+                logprobs=tuple(entry["logprob"] for entry in choice["logprobs"]["content"]),
+                text=choice["message"]["content"],
+                finish_reason=choice["finish_reason"],
+                prompt_tokens=reply["usage"]["prompt_tokens"],
+            )
+            for choice in reply["choices"]
+        ]
+
+    def together(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Results of calls that all run at once."""
+        with ThreadPoolExecutor(len(calls)) as pool:
+            return [future.result(timeout=ANSWER_SECONDS) for future in [pool.submit(call) for call in calls]]
+
+    def addresses(self) -> Sequence[WorkerAddress]:
+        return self.supervisor.addresses()
+
+    def status(self, address: WorkerAddress, check: bool = True) -> worker_pb2.StatusReply:
+        """The worker's own word, with its invariants checked."""
+        with grpc.insecure_channel(address.endpoint.address, options=wire.CHANNEL_OPTIONS) as channel:
+            request = worker_pb2.StatusRequest(check_invariants=check)
+            reply: worker_pb2.StatusReply = WorkerStub(channel).Status(request, timeout=10)
+            return reply
+
+    def busy(self) -> list[str]:
+        """What is not back to its idle state, in words; broken invariants too."""
+        found = []
+        for address in self.addresses():
+            status = self.status(address)
+            if status.violation:
+                found.append(f"{address.worker_id}: {status.violation}")
+            if not status.idle:
+                gauges = {gauge.name: gauge.value for gauge in status.gauges}
+                found.append(f"{address.worker_id}: not idle, {gauges}")
+        return found
+
+    def seconds_until_idle(self, limit: float) -> float:
+        """How long until every worker is idle with all invariants intact; fails the test past the limit."""
+        began = time.monotonic()
+        while busy := self.busy():
+            assert time.monotonic() - began < limit, f"still busy after {limit} s: {busy}"
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+
+class Clusters:
+    """At most one running cluster; asking for another variation ends it."""
+
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        self._folders = folders
+        self._running: Running | None = None
+
+    def get(self, variation: Variation) -> Running:
+        if self._running is None or self._running.variation != variation:
+            self.stop()
+            self._running = Running(variation, variation.settings(self._folders))
+        return self._running
+
+    def stop(self) -> None:
+        if self._running is not None:
+            self._running.stop()
+            self._running = None
+
+
+def data_uri(data: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def image(data: bytes, kind: str = "png") -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_uri(data, kind)}}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def user(*parts: Mapping[str, Any] | str) -> dict[str, Any]:
+    return {"role": "user", "content": [text(part) if isinstance(part, str) else dict(part) for part in parts]}
+
+
+def events(response: httpx.Response) -> Iterator[str]:
+    """The data of each server-sent event, [DONE] included."""
+    for line in response.iter_lines():
+        if line.startswith("data: "):
+            yield line.removeprefix("data: ")
+
+
+def with_chunks(variation: Variation, chunk_tokens: int) -> Variation:
+    return replace(variation, chunk_tokens=chunk_tokens)

@@ -1,0 +1,239 @@
+"""Tiers distrust one another: corrupted layouts and rows are refused, media arrive whole by either way."""
+
+import io
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from blake3 import blake3
+from PIL import Image
+
+from tests.journey.clusters import Running, Variation, image, user
+from tests.journey.conversations import picture, png
+from triptych import wire
+from triptych.config import TOPOLOGIES
+from triptych.journey import Item, Layout, Modality, Role, Sampling, new_request_id
+from triptych.models.card import ModelCard, load_card
+from triptych.multimodal.digest import item_digest, source_digest
+from triptych.multimodal.layout import TextPart, lay_out
+from triptych.pb import decode_pb2, encoder_pb2, prefill_pb2, worker_pb2
+from triptych.pb.decode_pb2_grpc import DecodeStub
+from triptych.pb.encoder_pb2_grpc import EncoderStub
+from triptych.pb.prefill_pb2_grpc import PrefillStub
+from triptych.pb.worker_pb2_grpc import WorkerStub
+
+CALL_SECONDS = 20.0
+PIXELS = picture(21, (112, 84))
+
+
+class Caller:
+    """Speaks to one worker as a router would."""
+
+    def __init__(self, cluster: Running, role: Role, card: ModelCard) -> None:
+        address = next(address for address in cluster.addresses() if role in address.roles)
+        self.channel = grpc.insecure_channel(address.endpoint.address, options=wire.CHANNEL_OPTIONS)
+        self.incarnation = address.endpoint.incarnation
+        self.card = card
+        self.request_id = new_request_id()
+
+    def envelope(self, **changed: Any) -> Any:
+        envelope = wire.envelope(
+            self.request_id, 0, "test-router", self.incarnation, CALL_SECONDS, self.card.fingerprint
+        )
+        for name, value in changed.items():
+            setattr(envelope, name, value)
+        return envelope
+
+    def encode(self, item: Item, data: bytes, digest: bytes | None = None) -> list[Any]:
+        source = encoder_pb2.MediaSource(index=0, num_bytes=len(data), digest=digest or blake3(data).digest())
+        start = encoder_pb2.EncodeStart(
+            envelope=self.envelope(), items=[wire.item_to_pb(item)], media=[source], lease_ms=5000
+        )
+        pieces = range(0, len(data), wire.MEDIA_CHUNK_BYTES)
+        chunks = (
+            encoder_pb2.EncodeRequest(
+                chunk=encoder_pb2.MediaChunk(media=0, offset=at, data=data[at : at + wire.MEDIA_CHUNK_BYTES])
+            )
+            for at in pieces
+        )
+        requests = itertools.chain([encoder_pb2.EncodeRequest(start=start)], chunks)
+        return list(EncoderStub(self.channel).Encode(requests, timeout=CALL_SECONDS))
+
+    def prefill(self, layout: Any, items: Sequence[Any] = (), **changed: Any) -> list[Any]:
+        start = prefill_pb2.PrefillStart(
+            envelope=self.envelope(**changed),
+            layout=layout,
+            sampling=wire.sampling_to_pb(Sampling(temperature=0, max_tokens=1)),
+            branches=1,
+            lease_ms=5000,
+        )
+
+        def requests() -> Iterator[Any]:
+            yield prefill_pb2.PrefillRequest(start=start)
+            for item in items:
+                yield prefill_pb2.PrefillRequest(item=item)
+            time.sleep(0.5)  # a router keeps the stream open while it waits
+
+        return list(PrefillStub(self.channel).Prefill(requests(), timeout=CALL_SECONDS))
+
+    def release(self, claims: Sequence[bytes]) -> None:
+        request = worker_pb2.ReleaseRequest(envelope=self.envelope(), claim_ids=claims)
+        WorkerStub(self.channel).Release(request, timeout=CALL_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def card(checkpoint_folders: dict[str, Path]) -> ModelCard:
+    return load_card(str(checkpoint_folders["random"]), "auto")
+
+
+def layout_with_image(card: ModelCard, data: bytes) -> Layout:
+    width, height = PIXELS.size
+    plan = card.adapter.plan(width, height, {})
+    digest = item_digest(source_digest(data), {}, card.fingerprint)
+    part = card.adapter.part(plan, digest, width, height, 0)
+    return lay_out([TextPart((11, 12, 13)), part, TextPart((14, 15))])
+
+
+def refusal(call: Any) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), caught.value.details()
+
+
+def test_a_corrupted_layout_is_refused_by_prefill(cluster: Running, card: ModelCard) -> None:
+    caller = Caller(cluster, Role.PREFILL, card)
+    message = wire.layout_to_pb(lay_out([TextPart((11, 12, 13, 14))]))
+    message.token_ids = wire.tokens_to_bytes([11, 12, 99, 14])
+    code, words = refusal(lambda: caller.prefill(message))
+    assert code is grpc.StatusCode.DATA_LOSS
+    assert "layout" in words.lower()
+    assert cluster.seconds_until_idle(5) < 5
+
+
+def test_a_corrupted_layout_is_refused_by_decode(cluster: Running, card: ModelCard) -> None:
+    caller = Caller(cluster, Role.DECODE, card)
+    stub = DecodeStub(caller.channel)
+    attached = stub.Attach(decode_pb2.AttachRequest(envelope=caller.envelope()), timeout=CALL_SECONDS)
+    next(attached)
+    request = decode_pb2.ReserveRequest(envelope=caller.envelope(), prompt_tokens=4, max_tokens=4, branches=1)
+    stub.Reserve(request, timeout=CALL_SECONDS)
+    message = wire.layout_to_pb(lay_out([TextPart((11, 12, 13, 14))]))
+    message.rope[0].base_h = 7
+    start = decode_pb2.DecodeStart(envelope=caller.envelope(), layout=message, branches=1)
+    start.sampling.CopyFrom(wire.sampling_to_pb(Sampling(temperature=0, max_tokens=4)))
+    token = wire.pb.Token(id=5)
+    parts = [
+        decode_pb2.DecodeRequest(start=start),
+        decode_pb2.DecodeRequest(first=decode_pb2.FirstTokenList(tokens=[token])),
+    ]
+    code, words = refusal(lambda: stub.Decode(iter(parts), timeout=CALL_SECONDS))
+    assert code is grpc.StatusCode.DATA_LOSS
+    assert "layout" in words.lower()
+    attached.cancel()
+    cluster.seconds_until_idle(5)
+
+
+def test_rows_that_do_not_fit_the_layout_are_refused(cluster: Running, card: ModelCard) -> None:
+    data = png(PIXELS)
+    layout = layout_with_image(card, data)
+    encoder, prefill = Caller(cluster, Role.ENCODE, card), Caller(cluster, Role.PREFILL, card)
+    (reply,) = encoder.encode(layout.items[0], data)
+    ref = reply.ref
+    assert ref.rows == layout.items[0].rows, reply.failure
+    ref.rows -= 1
+    item = prefill_pb2.ItemRef(item_index=0, ref=ref)
+    code, words = refusal(lambda: prefill.prefill(wire.layout_to_pb(layout), [item]))
+    assert code is grpc.StatusCode.DATA_LOSS
+    assert str(ref.rows) in words
+    assert str(layout.items[0].rows) in words
+    encoder.release([ref.claim_id])
+    cluster.seconds_until_idle(5)
+
+
+def test_a_claim_that_was_released_is_an_error_not_data(cluster: Running, card: ModelCard) -> None:
+    """Rows whose memory was given to another item in between must not be read as the old ones."""
+    data = png(PIXELS)
+    layout = layout_with_image(card, data)
+    encoder, prefill = Caller(cluster, Role.ENCODE, card), Caller(cluster, Role.PREFILL, card)
+    (reply,) = encoder.encode(layout.items[0], data)
+    encoder.release([reply.ref.claim_id])
+    reply.ref.generation += 1  # as if the extent had been given out once more
+    item = prefill_pb2.ItemRef(item_index=0, ref=reply.ref)
+    code, _ = refusal(lambda: prefill.prefill(wire.layout_to_pb(layout), [item]))
+    assert code is grpc.StatusCode.ABORTED
+    cluster.seconds_until_idle(5)
+
+
+def test_a_caller_that_means_another_process_or_model_is_refused(cluster: Running, card: ModelCard) -> None:
+    caller = Caller(cluster, Role.PREFILL, card)
+    message = wire.layout_to_pb(lay_out([TextPart((11, 12))]))
+    for changed in ({"worker_incarnation": 1}, {"model_fingerprint": bytes(32)}):
+        code, _ = refusal(lambda changed=changed: caller.prefill(message, **changed))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+    code, _ = refusal(lambda: caller.prefill(message, deadline_ms=0))
+    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_media_in_chunks_give_the_same_rows_and_wrong_bytes_are_refused(cluster: Running, card: ModelCard) -> None:
+    data = png(PIXELS)
+    item = layout_with_image(card, data).items[0]
+    caller = Caller(cluster, Role.ENCODE, card)
+    replies = [caller.encode(item, data)[0] for _ in range(2)]
+    assert [reply.cached for reply in replies][1]
+    caller.release([reply.ref.claim_id for reply in replies])
+    other = Item(
+        index=0,
+        digest=blake3(b"another").digest(),
+        modality=Modality.IMAGE,
+        width=item.width,
+        height=item.height,
+        grid=item.grid,
+        encoder_tokens=item.encoder_tokens,
+        rows=item.rows,
+        runs=item.runs,
+        span=item.span,
+        media=0,
+    )
+    (failed,) = caller.encode(other, data, digest=bytes(32))
+    assert failed.failure.error == "TransferFailed"
+    cluster.seconds_until_idle(5)
+
+
+@pytest.mark.parametrize("cluster", [Variation(topology) for topology in TOPOLOGIES], indirect=True, ids=str)
+def test_a_nineteen_megabyte_jpeg_goes_through(cluster: Running) -> None:
+    data = big_jpeg(19_000_000)
+    small = io.BytesIO()
+    Image.open(io.BytesIO(data)).save(small, "PNG")
+    big_answer = cluster.answers([user(image(data, "jpeg"), "What?")], 8)[0]
+    small_answer = cluster.answers([user(image(small.getvalue()), "What?")], 8)[0]
+    assert big_answer.token_ids == small_answer.token_ids
+
+
+def big_jpeg(num_bytes: int) -> bytes:
+    """A JPEG whose application segments make it as big as a camera's raw preview: few pixels, many bytes."""
+    out = io.BytesIO()
+    PIXELS.save(out, "JPEG", quality=95)
+    jpeg = out.getvalue()
+    filler = np.random.default_rng(3).integers(0, 255, 65_000, dtype=np.uint8).tobytes()
+    segment = b"\xff\xef" + (len(filler) + 2).to_bytes(2, "big") + filler
+    return jpeg[:2] + segment * (num_bytes // len(segment)) + jpeg[2:]
+
+
+def test_the_router_has_neither_torch_nor_a_decoder(cluster: Running) -> None:
+    cluster.answers([user(image(png(PIXELS)), "What?")], 4)
+    loaded = set(cluster.supervisor.router_modules())
+    assert not loaded & {"torch", "torchvision", "transformers", "PIL", "cv2"}
+
+
+def test_only_the_weights_of_its_roles_are_in_a_worker(cluster: Running) -> None:
+    gauges = {
+        address.worker_id: {gauge.name for gauge in cluster.status(address).gauges} for address in cluster.addresses()
+    }
+    for worker_id, names in gauges.items():
+        assert ("kv_blocks" in names) == ("encode" not in worker_id)
+        assert ("encoder_arena_bytes" in names) == ("encode" in worker_id)
