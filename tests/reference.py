@@ -59,6 +59,9 @@ class Reference:
         self.model = AutoModelForImageTextToText.from_pretrained(
             folder, dtype=dtype, attn_implementation=attention, local_files_only=True
         ).eval()
+        self.eos_token_ids = self.model.generation_config.eos_token_id
+        # What a call leaves open is filled in from here: the folder's end tokens, temperature, penalties.
+        self.model.generation_config = GenerationConfig()
 
     def generate(
         self,
@@ -90,11 +93,10 @@ class Reference:
         self, inputs: Mapping[str, Tensor], max_new_tokens: int = 48, ignore_eos: bool = True
     ) -> list[Answer]:
         """Greedy answers to a batch of prompts of equal length."""
-        end = None if ignore_eos else self.model.generation_config.eos_token_id
         settings = GenerationConfig(
             max_new_tokens=max_new_tokens,
             do_sample=False,
-            eos_token_id=end,
+            eos_token_id=None if ignore_eos else self.eos_token_ids,
             pad_token_id=0,
             output_logits=True,
             return_dict_in_generate=True,

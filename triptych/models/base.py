@@ -44,6 +44,15 @@ class PagedInputs:
     logits_at: Tensor  # [asked] int64  token indices whose logits are wanted
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedItem:
+    """An item as the vision tower takes it."""
+
+    patches: Tensor  # [encoder tokens, patch numbers] on the CPU
+    grid: Grid  # patches before merging
+    rows: int  # embedding rows the tower makes of this grid
+
+
 class LanguageModel(Protocol):
     """A decoder without its vision tower."""
 

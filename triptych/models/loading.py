@@ -1,0 +1,55 @@
+"""Tower, decoder and image processor of a checkpoint: what each process loads, and nothing else."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from triptych.errors import ConfigError
+from triptych.models.base import LanguageModel, VisionTower
+from triptych.models.card import ModelCard, resolve_dtype
+from triptych.models.images import ImageProcessor, load_image_processor
+from triptych.models.qwen2_5_vl import language as qwen2_5_vl_language
+from triptych.models.qwen2_5_vl import tower as qwen2_5_vl_tower
+
+__all__ = ["ImageProcessor", "load_image_processor", "load_language", "load_tower"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The torch half of a model family; `adapter.py` has the other."""
+
+    load_language: Callable[[ModelCard, torch.dtype, torch.device], LanguageModel]
+    load_tower: Callable[[ModelCard, torch.dtype, torch.device], VisionTower]
+
+
+_FAMILY_BY_MODEL_TYPE: Mapping[str, Family] = {
+    "qwen2_5_vl": Family(qwen2_5_vl_language.load, qwen2_5_vl_tower.load),
+}
+
+
+def load_language(card: ModelCard, device: torch.device, dtype: str = "auto") -> LanguageModel:
+    """The decoder with its weights on the device, without the tower's.
+
+    dtype: float32, bfloat16, float16, or auto (float32 on the CPU, the checkpoint's own elsewhere)
+    Raises ConfigError naming what in the folder does not fit.
+    """
+    return _family(card).load_language(card, _torch_dtype(card, dtype, device), device)
+
+
+def load_tower(card: ModelCard, device: torch.device, dtype: str = "auto") -> VisionTower:
+    """The vision tower with its weights on the device, without the decoder's; otherwise as `load_language`."""
+    return _family(card).load_tower(card, _torch_dtype(card, dtype, device), device)
+
+
+def _family(card: ModelCard) -> Family:
+    model_type: Any = card.config.get("model_type")
+    if model_type not in _FAMILY_BY_MODEL_TYPE:
+        raise ConfigError(f"model_type is {model_type!r}; known ones: {', '.join(sorted(_FAMILY_BY_MODEL_TYPE))}")
+    return _FAMILY_BY_MODEL_TYPE[model_type]
+
+
+def _torch_dtype(card: ModelCard, dtype: str, device: torch.device) -> torch.dtype:
+    chosen: torch.dtype = getattr(torch, resolve_dtype(card, dtype, device.type))
+    return chosen

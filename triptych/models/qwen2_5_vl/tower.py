@@ -1,0 +1,74 @@
+"""Qwen2.5-VL's vision tower without its decoder: transformers' modules, fed what the host knows.
+
+Left to itself the stock tower reads grids and boundaries back from the device. Position ids, window order, boundaries
+and the longest segments are therefore worked out on the host and handed in, under the names that it looks for first.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Qwen2_5_VLConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+
+from triptych.journey import Grid
+from triptych.models.card import ModelCard
+from triptych.models.qwen2_5_vl.patches import order_patches
+from triptych.models.segment_attention import ATTENTION_NAME, segment
+from triptych.models.shipping import ship
+from triptych.models.weights import build_empty, read_weights
+
+# As saved under the module's own names, and as published.
+_PREFIXES = {"": ("model.visual.", "visual.")}
+
+
+class Qwen25VLTower:
+    """A VisionTower of one checkpoint, on one device."""
+
+    def __init__(self, module: Any) -> None:
+        """module: Qwen2_5_VisionTransformerPretrainedModel with its weights"""
+        self.module = module
+        self.width = int(module.config.out_hidden_size)
+        self.levels = 1
+        self.dtype: torch.dtype = module.dtype
+        self.device: torch.device = module.device
+        self._merge_size = int(module.spatial_merge_size)
+        self._blocks_per_window = int(module.window_size) // self._merge_size // int(module.patch_size)
+
+    @torch.no_grad()
+    def encode(self, patches: Tensor, grids: tuple[Grid, ...]) -> Tensor:
+        """Rows [rows of all items, width] of patches [patches of all items, patch numbers], item by item.
+
+        Each item's rows are what the tower makes of it alone. No host synchronisation.
+        """
+        assert patches.shape[0] == sum(grid.patches for grid in grids), (patches.shape, grids)
+        order = order_patches(grids, self._merge_size, self._blocks_per_window)
+        frames = segment(order.frame_lengths, self.device, self.dtype)
+        windows = segment(order.window_lengths, self.device, self.dtype)
+        positions, window_index = ship(self.device, order.positions, order.window_index)
+        made = self.module(
+            patches.to(device=self.device, dtype=self.dtype, non_blocking=True),
+            grid_thw=torch.tensor([[grid.t, grid.h, grid.w] for grid in grids]),
+            position_ids=positions,
+            cu_seqlens=frames.boundaries,
+            max_seqlen=frames.longest,
+            window_index=window_index,
+            cu_window_seqlens=windows.boundaries,
+            max_window_seqlen=windows.longest,
+            segmentations=(frames, windows),
+        )
+        rows: Tensor = made.pooler_output
+        return rows
+
+
+def load(card: ModelCard, dtype: torch.dtype, device: torch.device) -> Qwen25VLTower:
+    """The tower of the card's checkpoint; reads no weight of its decoder. Raises ConfigError."""
+    config = Qwen2_5_VLConfig.from_pretrained(card.folder, local_files_only=True)
+    vision = copy.deepcopy(config.vision_config)
+    vision._attn_implementation = "sdpa"
+    module = build_empty(lambda: Qwen2_5_VisionTransformerPretrainedModel(vision), dtype, device)
+    # Set only now: while it builds a model, transformers looks for a package behind every name with `flash` in it.
+    module.config._attn_implementation = ATTENTION_NAME
+    read_weights(module, card.folder, _PREFIXES)
+    return Qwen25VLTower(module)
