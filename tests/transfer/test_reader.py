@@ -330,6 +330,15 @@ def test_readers_beside_each_other_and_beside_forgets_read_right(encoder: Neighb
     assert min(counts) > 0
 
 
+def test_nothing_is_ever_left_writing_into_host_memory(encoder: Neighbour) -> None:
+    encoder.ask("fill", range(4), 140)
+    reader, into = _reader(encoder.info), _rows(16)
+    with pytest.raises(ClaimExpired):
+        reader.read_rows(rows_ref(141, 16, 128), into)
+    assert not reader.still_writing(into)
+    assert reader.wait_until_quiet(into, 0.0)
+
+
 def test_a_long_copy_does_not_hold_up_a_short_one() -> None:
     large = create_slab("kv", 2, 32 << 20, 4, CPU)
     small = create_slab("embedding", 1, 4096, 4, CPU)

@@ -90,7 +90,8 @@ class _Lane:
         """[columns, count] int64 of pinned memory; what an earlier pull of the lane had in it is gone."""
         if self._pinned.numel() < columns * count:
             room = 1 << max(12, (columns * count - 1).bit_length())
-            self._pinned = torch.empty(room, dtype=torch.int64, pin_memory=True)
+            with torch.inference_mode(False):
+                self._pinned = torch.empty(room, dtype=torch.int64, pin_memory=True)
         return self._pinned[: columns * count].view(columns, count)
 
     def _stream(self, device: torch.device) -> torch.cuda.Stream:

@@ -16,6 +16,7 @@ from triptych.transfer.cuda_runtime import allocate, device_uuid, export_memory
 
 _NUM_EVENTS = 256
 _UNITS_PER_STAMP = 2048
+_UPLOADS_AT_START = 4
 
 
 class CudaSlab:
@@ -39,7 +40,7 @@ class CudaSlab:
         )
         self._lock = threading.Lock()
         self._next_event = 0
-        self._staging = _Staging()
+        self._uploads = _Uploads(device)
         self._stamped = new_event()
 
     def describe(self) -> ArenaInfo:
@@ -52,8 +53,10 @@ class CudaSlab:
         with self._lock, torch.cuda.stream(stream):
             for begin in range(0, len(units), _UNITS_PER_STAMP):
                 end = begin + _UNITS_PER_STAMP
-                pairs = self._staging.upload(units[begin:end], generations[begin:end], self.device)
+                upload = self._uploads.take()
+                pairs = upload.send(units[begin:end], generations[begin:end])
                 self.words.index_copy_(0, pairs[0], pairs[1])
+                self._uploads.give_back(upload)
             self._stamped.record(stream)
 
     def order_after_stamps(self) -> None:
@@ -80,30 +83,44 @@ class CudaSlab:
         self.data, self.words = empty, empty.view(torch.int64)
 
 
-class _Staging:
-    """Pinned buffers for stamps on their way to the device. Not thread-safe.
+class _Upload:
+    """Room for one batch of units and generations, on the host and on the device."""
 
-    A buffer is written again only once the device has read it; while all are in use, a new one joins them: stamping
-    never waits for the device.
+    def __init__(self, device: torch.device) -> None:
+        # Ordinary tensors: stamps come from inside and outside of inference mode.
+        with torch.inference_mode(False):
+            self._pinned = torch.empty(2 * _UNITS_PER_STAMP, dtype=torch.int64, pin_memory=True)
+            self._on_device = torch.empty(2 * _UNITS_PER_STAMP, dtype=torch.int64, device=device)
+        self.used = new_event()
+
+    def send(self, units: Sequence[int], generations: Sequence[int]) -> Tensor:
+        """[2, units] int64 on the device, in order on the current stream: units, generations."""
+        count = 2 * len(units)
+        self._pinned[:count].view(2, -1).numpy()[:] = np.array((units, generations), dtype=np.int64)
+        self._on_device[:count].copy_(self._pinned[:count], non_blocking=True)
+        return self._on_device[:count].view(2, -1)
+
+
+class _Uploads:
+    """Room for stamps on their way to the device. Not thread-safe.
+
+    Room is used again only once the device is done with it; while all of it is in use, more is made: stamping never
+    waits for the device. The first rooms are made at start, since the driver may wait when it hands out memory.
     """
 
-    def __init__(self) -> None:
-        self._buffers: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._uploads = deque(_Upload(device) for _ in range(_UPLOADS_AT_START))
 
-    def upload(self, units: Sequence[int], generations: Sequence[int], device: torch.device) -> Tensor:
-        """[2, units] int64 on the device, in order on the current stream: units, generations."""
-        pinned, read = self._take()
-        pairs = pinned[: 2 * len(units)].view(2, len(units))
-        pairs.numpy()[:] = np.array((units, generations), dtype=np.int64)
-        on_device = pairs.to(device, non_blocking=True)
-        read.record()
-        self._buffers.append((pinned, read))
-        return on_device
+    def take(self) -> _Upload:
+        if has_completed(self._uploads[0].used):
+            return self._uploads.popleft()
+        return _Upload(self._device)
 
-    def _take(self) -> tuple[Tensor, torch.cuda.Event]:
-        if self._buffers and has_completed(self._buffers[0][1]):
-            return self._buffers.popleft()
-        return torch.empty(2 * _UNITS_PER_STAMP, dtype=torch.int64, pin_memory=True), new_event()
+    def give_back(self, upload: _Upload) -> None:
+        """After the last work that uses it has been queued on the current stream."""
+        upload.used.record(torch.cuda.current_stream(self._device))
+        self._uploads.append(upload)
 
 
 def _export(events: Sequence[torch.cuda.Event], device: torch.device) -> tuple[bytes, ...]:

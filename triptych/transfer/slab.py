@@ -39,7 +39,8 @@ class Slab(Protocol):
     def stamp(self, units: Sequence[int], generations: Sequence[int]) -> None:
         """Gives units (each named once) a new generation of at least 1, before the first overwriting byte.
 
-        On CUDA queued on the current stream, without waiting: queue the overwriting kernels behind it on that stream.
+        On CUDA queued on the current stream, without waiting: queue the overwriting kernels behind it on that stream,
+        and stamp one slab from one stream.
         Raises InvalidRecord for a unit that does not exist.
         """
 
