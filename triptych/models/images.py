@@ -29,12 +29,16 @@ class ImageProcessor:
 
         Raises InvalidMedia where the image is not of the size, or does not become the grid, that the item tells of.
         """
+        try:
+            return self._prepare(rgb, item)
+        except InvalidMedia as error:
+            error.item_index = item.index
+            raise
+
+    def _prepare(self, rgb: npt.NDArray[np.uint8], item: Item) -> PreparedItem:
         height, width = rgb.shape[:2]
         if (width, height) != (item.width, item.height):
-            raise InvalidMedia(
-                f"the image is {width}x{height} pixels, its header says {item.width}x{item.height}",
-                item_index=item.index,
-            )
+            raise InvalidMedia(f"the image is {width}x{height} pixels, its header says {item.width}x{item.height}")
         options = self._adapter.processor_options(width, height, item.grid)
         # As a tensor with its channels first there is nothing to guess: a picture three pixels high stays one.
         pixels = torch.from_numpy(np.ascontiguousarray(rgb.transpose(2, 0, 1)))
@@ -43,8 +47,7 @@ class ImageProcessor:
         if grid != item.grid:
             raise InvalidMedia(
                 f"the image processor makes {grid.t}x{grid.h}x{grid.w} patches, "
-                f"planned were {item.grid.t}x{item.grid.h}x{item.grid.w}",
-                item_index=item.index,
+                f"planned were {item.grid.t}x{item.grid.h}x{item.grid.w}"
             )
         return PreparedItem(patches=made["pixel_values"], grid=grid, rows=item.rows)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from triptych.errors import ConfigError
@@ -70,18 +70,19 @@ def _check_names(prefix: str, endings: Sequence[str], files: Mapping[str, Path],
 
 
 def _read_file(file: Path, wanted: Mapping[str, str], parameters: Mapping[str, nn.Parameter]) -> int:
+    """Copies the tensors of one file into their parameters; returns their bytes."""
     num_bytes = 0
-    with safe_open(file, framework="pt", device="cpu") as weights:
-        known = set(weights.keys())
-        for name, source in wanted.items():
-            if source not in known:
-                raise ConfigError(f"{file} lacks {source}, which the index says it holds")
-            tensor = weights.get_tensor(source)
-            if tensor.shape != parameters[name].shape:
-                wanted_shape = tuple(parameters[name].shape)
-                raise ConfigError(f"{file}: {source} is {tuple(tensor.shape)}, the config makes it {wanted_shape}")
-            parameters[name].data.copy_(tensor)
-            num_bytes += tensor.numel() * tensor.itemsize
+    try:
+        with safe_open(file, framework="pt", device="cpu") as weights:
+            for name, source in wanted.items():
+                tensor = weights.get_tensor(source)
+                if tensor.shape != parameters[name].shape:
+                    found, made = tuple(tensor.shape), tuple(parameters[name].shape)
+                    raise ConfigError(f"{file}: {source} is {found}, the config makes it {made}")
+                parameters[name].data.copy_(tensor)
+                num_bytes += tensor.numel() * tensor.itemsize
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"cannot read {file}: {error}") from error
     return num_bytes
 
 
