@@ -121,6 +121,7 @@ def _check_tokens(job: PrefillJob | DecodeJob, vocab_size: int) -> None:
     _check_ids("prompt token", (int(ids.min()), int(ids.max())), vocab_size)
     _check_ids("generated token", job.generated, vocab_size)
     _check_ids("logit_bias token", tuple(job.sampling.logit_bias), vocab_size)
+    _check_ids("stop token", job.sampling.stop_token_ids, vocab_size)
 
 
 def _check_ids(what: str, ids: Sequence[int], vocab_size: int) -> None:

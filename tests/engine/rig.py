@@ -1,0 +1,270 @@
+"""Language engines driven as services drive them: real model, real slabs, and sinks that write down what they hear."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from triptych.config import LanguageSettings
+from triptych.engine.loop import DecodeJob, LanguageEngine, PrefillJob
+from triptych.errors import TriptychError
+from triptych.journey import BlockRef, Layout, RequestId, Sampling, Token, new_request_id
+from triptych.models.base import LanguageModel
+from triptych.transfer.slab import Slab, create_slab
+
+PATIENCE_SECONDS = 30.0
+SETTINGS = LanguageSettings(kv_bytes=8 << 20, max_sequences=16, landing_bytes=1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class KVReady:
+    """One call of kv_ready."""
+
+    blocks: tuple[BlockRef, ...]
+    tokens_begin: int
+    tokens_end: int
+    last: bool
+
+    @property
+    def ids(self) -> list[int]:
+        return [block.id for block in self.blocks]
+
+
+class PromptSink:
+    """Hears of one prefill; `events` are the names of the calls, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.kv: list[KVReady] = []
+        self.tokens: tuple[Token, ...] = ()
+        self.times: Mapping[str, float] = {}
+        self.error: TriptychError | None = None
+        self.was_accepted = threading.Event()
+        self.has_ended = threading.Event()
+
+    def accepted(self) -> None:
+        self.events.append("accepted")
+        self.was_accepted.set()
+
+    def kv_ready(self, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int, last: bool) -> None:
+        self.events.append("kv_ready")
+        self.kv.append(KVReady(blocks, tokens_begin, tokens_end, last))
+
+    def first_tokens(self, tokens: tuple[Token, ...], times: Mapping[str, float]) -> None:
+        self.events.append("first_tokens")
+        self.tokens, self.times = tokens, times
+        self.has_ended.set()
+
+    def failed(self, error: TriptychError) -> None:
+        self.events.append("failed")
+        self.error = error
+        self.was_accepted.set()
+        self.has_ended.set()
+
+    def result(self) -> tuple[Token, ...]:
+        """The first tokens; raises what the prefill failed with."""
+        assert self.has_ended.wait(PATIENCE_SECONDS), "the prefill never ended"
+        if self.error is not None:
+            raise self.error
+        return self.tokens
+
+
+class TokenSink:
+    """Hears of all decoding requests, as one router does."""
+
+    def __init__(self) -> None:
+        self.batches: list[Sequence[tuple[RequestId, int, Token]]] = []
+        self.errors: dict[RequestId, TriptychError] = {}
+        self._answers: dict[RequestId, dict[int, list[Token]]] = {}  # by choice
+        self._changed = threading.Condition()
+
+    def tokens(self, batch: Sequence[tuple[RequestId, int, Token]]) -> None:
+        with self._changed:
+            self.batches.append(batch)
+            for request_id, _, token in batch:
+                self._answers.setdefault(request_id, {}).setdefault(token.choice, []).append(token)
+            self._changed.notify_all()
+
+    def failed(self, request_id: RequestId, attempt: int, error: TriptychError) -> None:
+        with self._changed:
+            self.errors[request_id] = error
+            self._changed.notify_all()
+
+    def answer(self, request_id: RequestId, first: Sequence[Token]) -> dict[int, list[Token]]:
+        """All tokens by choice, once every branch has finished; raises what the request failed with."""
+        open_choices = [token.choice for token in first if not token.finish_reason]
+
+        def has_ended() -> bool:
+            got = self._answers.get(request_id, {})
+            finished = (choice in got and got[choice][-1].finish_reason for choice in open_choices)
+            return request_id in self.errors or all(finished)
+
+        with self._changed:
+            assert self._changed.wait_for(has_ended, PATIENCE_SECONDS), "decoding never ended"
+            if request_id in self.errors:
+                raise self.errors[request_id]
+            got = self._answers.get(request_id, {})
+            return {token.choice: [token, *got.get(token.choice, ())] for token in first}
+
+    def wait_for_tokens(self, request_id: RequestId, count: int) -> None:
+        def has_enough() -> bool:
+            got = self._answers.get(request_id, {})
+            return request_id in self.errors or sum(map(len, got.values())) >= count
+
+        with self._changed:
+            assert self._changed.wait_for(has_enough, PATIENCE_SECONDS), "the tokens never came"
+
+
+class Outcome:
+    """Hears of one reservation."""
+
+    def __init__(self) -> None:
+        self.calls: list[int | TriptychError] = []
+        self._called = threading.Event()
+
+    def __call__(self, outcome: int | TriptychError) -> None:
+        self.calls.append(outcome)
+        self._called.set()
+
+    @property
+    def is_pending(self) -> bool:
+        return not self.calls
+
+    def result(self) -> int:
+        assert self._called.wait(PATIENCE_SECONDS), "the reservation was never answered"
+        outcome = self.calls[-1]
+        if isinstance(outcome, TriptychError):
+            raise outcome
+        return outcome
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A question to the model. rows: of each item, as the vision tower makes them."""
+
+    layout: Layout
+    sampling: Sampling
+    rows: Sequence[Tensor] = ()
+    branches: int = 1
+    choice: int = 0
+    generated: tuple[int, ...] = ()
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.layout.num_tokens + len(self.generated)
+
+    @property
+    def more_tokens(self) -> int:
+        return self.sampling.max_tokens - len(self.generated)
+
+    def prefill_job(self, request_id: RequestId, **changes: object) -> PrefillJob:
+        job = PrefillJob(request_id, 0, self.layout, self.sampling, self.branches, self.choice, self.generated)
+        return replace(job, **changes)  # type: ignore[arg-type]
+
+    def decode_job(self, request_id: RequestId, first: tuple[Token, ...], **changes: object) -> DecodeJob:
+        job = DecodeJob(request_id, 0, self.layout, self.sampling, self.branches, self.choice, self.generated, first)
+        return replace(job, **changes)  # type: ignore[arg-type]
+
+
+class Pair:
+    """A prefill and a decode engine, or one engine that is both; each with its own slab."""
+
+    def __init__(self, model: LanguageModel, split: bool, settings: LanguageSettings) -> None:
+        self.prefill_slab = _slab(model, settings)
+        self.decode_slab = _slab(model, settings) if split else self.prefill_slab
+        self.prefill = LanguageEngine(model, self.prefill_slab, settings)
+        self.decode = LanguageEngine(model, self.decode_slab, settings) if split else self.prefill
+        self.sink = TokenSink()
+
+    @property
+    def engines(self) -> tuple[LanguageEngine, ...]:
+        return (self.prefill,) if self.decode is self.prefill else (self.prefill, self.decode)
+
+    def answer(self, asked: Asked) -> dict[int, list[Token]]:
+        """The whole journey of one request, blocking; tokens by choice."""
+        request_id = new_request_id()
+        reserved = self.reserve(request_id, asked)
+        reserved.result()
+        sink = self.start_prefill(request_id, asked)
+        first = sink.result()
+        self.hand_over(request_id, sink)
+        self.decode.decode(asked.decode_job(request_id, first), self.sink)
+        return self.sink.answer(request_id, first)
+
+    def reserve(self, request_id: RequestId, asked: Asked, deadline: float | None = None) -> Outcome:
+        outcome = Outcome()
+        deadline = time.monotonic() + PATIENCE_SECONDS if deadline is None else deadline
+        self.decode.reserve(request_id, 0, asked.prompt_tokens, asked.more_tokens, asked.branches, deadline, outcome)
+        return outcome
+
+    def start_prefill(self, request_id: RequestId, asked: Asked, **changes: object) -> PromptSink:
+        """Prefill, with all rows landed as soon as there is room for them."""
+        sink = PromptSink()
+        self.prefill.prefill(asked.prefill_job(request_id, **changes), sink)
+        if asked.rows:
+            assert sink.was_accepted.wait(PATIENCE_SECONDS)
+            for item_index, rows in enumerate(asked.rows):
+                self.land(request_id, item_index, rows)
+        return sink
+
+    def land(self, request_id: RequestId, item_index: int, rows: Tensor) -> None:
+        self.prefill.landing(request_id, item_index).copy_(rows)
+        self.prefill.rows_landed(request_id, item_index)
+
+    def hand_over(self, request_id: RequestId, sink: PromptSink) -> None:
+        """Copy the announced blocks where the decode engine wants them, and give both shares back."""
+        mine = self.decode.share_prompt_blocks(request_id)
+        place = 0
+        for ready in sink.kv:
+            targets = list(mine[place : place + len(ready.ids)])
+            if self.decode is self.prefill:
+                assert targets == ready.ids, "one engine computes straight into the reserved blocks"
+            else:
+                _units(self.decode_slab)[targets] = _units(self.prefill_slab)[ready.ids]
+            self.prefill.release_blocks(ready.ids)
+            place += len(ready.ids)
+        assert place == len(mine), "the announced blocks do not cover the prompt"
+        self.decode.release_blocks(mine)
+
+    def wait_idle(self) -> None:
+        """Everything is back, and every book balances."""
+        for engine in self.engines:
+            wait_until(engine.idle, "the engine never became idle")
+            engine.check()
+            gauges = engine.snapshot()
+            assert gauges["kv_free_blocks"] == gauges["kv_blocks"]
+            assert gauges["landing_bytes"] == 0
+
+
+@contextmanager
+def running(model: LanguageModel, split: bool = True, **changes: int) -> Iterator[Pair]:
+    """Engines that are started, and found idle at the end."""
+    pair = Pair(model, split, replace(SETTINGS, **changes))
+    for engine in pair.engines:
+        engine.start()
+    try:
+        yield pair
+        pair.wait_idle()
+    finally:
+        for engine in pair.engines:
+            engine.stop()
+
+
+def wait_until(holds: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.002)
+
+
+def _slab(model: LanguageModel, settings: LanguageSettings) -> Slab:
+    unit_bytes = model.kv.block_bytes(settings.block_size)
+    return create_slab("kv", 2, unit_bytes, settings.kv_bytes // unit_bytes, torch.device("cpu"))
+
+
+def _units(slab: Slab) -> Tensor:
+    return slab.data.view(slab.words.numel(), -1)
