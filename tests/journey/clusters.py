@@ -51,6 +51,7 @@ class Variation:
                 encoders=self.encoders,
                 prefills=self.prefills,
                 device="cpu",
+                ray="local",
                 cpu_threads=1,
             ),
             router=RouterSettings(

@@ -15,7 +15,7 @@ from triptych.cluster.runtime import RayRuntime
 @pytest.fixture(scope="session")
 def ray_here() -> Iterator[None]:
     """One Ray for all clusters of the session: starting it takes longer than starting a cluster."""
-    runtime = RayRuntime()
+    runtime = RayRuntime("local")
     yield
     runtime.close()
 

@@ -31,14 +31,14 @@ class WorkerAddress:
 class WorkerActor:
     """One worker. Ray runs the constructor again when the process dies, as a new incarnation on a new port."""
 
-    def __init__(self, worker_id: str, roles: Sequence[str], settings: Settings) -> None:
+    def __init__(self, worker_id: str, roles: Sequence[str], settings: Settings, loopback: bool) -> None:
         _log_to_stderr(settings)
         host_module: Any = importlib.import_module("triptych.services.host")
         roles_module: Any = importlib.import_module("triptych.cluster.roles")
         placement = host_module.Placement(
             worker_id=worker_id,
             roles=frozenset(Role(role) for role in roles),
-            bind_host=ray.util.get_node_ip_address(),
+            bind_host="127.0.0.1" if loopback else ray.util.get_node_ip_address(),
             device=settings.serve.device,
         )
         self._host = host_module.WorkerHost(placement, roles_module.BUILDERS, settings)

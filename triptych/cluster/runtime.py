@@ -5,6 +5,8 @@ import os
 
 import ray
 
+from triptych.errors import ConfigError
+
 log = logging.getLogger(__name__)
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours goes through it
@@ -13,29 +15,44 @@ _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours goes through it
 class RayRuntime:
     """A connection to Ray; `close` also ends Ray when it was started here, and only then."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "auto") -> None:
+        """address: auto joins what runs here and else starts one, local always starts one; or where Ray is.
+
+        Raises ConfigError when no Ray answers at an address that was named.
+        """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # A fractional or zero GPU share must not hide the device from an actor that asked for the CPU.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         self.started_here = False
-        self.joined_here = False
+        self._joined_here = False
         if ray.is_initialized():
             return
-        try:
-            ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING)
-        except ConnectionError:
-            # Loopback only: a laptop's server must not listen on the network it happens to be in.
-            ray.init(
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.WARNING,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                _node_ip_address="127.0.0.1",
-            )
-            self.started_here = True
-        self.joined_here = True
+        if address == "local" or not _join(address):
+            self._start()
+        self._joined_here = True
+
+    def _start(self) -> None:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            object_store_memory=_OBJECT_STORE_BYTES,
+        )
+        self.started_here = True
 
     def close(self) -> None:
-        if self.joined_here:
+        if self._joined_here:
             ray.shutdown()
-            self.joined_here = False
+            self._joined_here = False
+
+
+def _join(address: str) -> bool:
+    """Whether a Ray was there to join; a missing one matters only where it was named."""
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    except ConnectionError as error:
+        if address != "auto":
+            raise ConfigError(f"no Ray answers at serve.ray = {address!r}: {error}") from error
+        return False
+    return True

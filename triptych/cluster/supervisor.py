@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import httpx
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 
 _START_SECONDS = 600.0
+_READY_SECONDS = 60.0
 _POLL_SECONDS = 0.25
 _CALL_SECONDS = 5.0
 _STOP_SECONDS = 5.0
@@ -60,8 +62,9 @@ class Supervisor:
         """The router's port. Raises ConfigError or ClusterError with the first worker's reason, after cleaning up."""
         try:
             self._progress("starting Ray")
-            self._runtime = RayRuntime()
-            self._create_actors()
+            self._runtime = RayRuntime(self._settings.serve.ray)
+            self._create_actors(loopback=self._runtime.started_here)
+            self._wait_started()
             self._wait_ready()
         except BaseException:
             self.stop()
@@ -92,12 +95,13 @@ class Supervisor:
         if self._runtime is not None:
             self._runtime.close()
 
-    def _create_actors(self) -> None:
+    def _create_actors(self, loopback: bool) -> None:
+        """loopback: all workers are on this machine and need not be reachable from any other."""
         settings = self._settings
         gpus = self._gpus_per_worker()
         worker_class = ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=-1, max_concurrency=4)(WorkerActor)
         for worker_id, roles in plan_workers(settings):
-            self._workers[worker_id] = worker_class.remote(worker_id, sorted(roles), settings)
+            self._workers[worker_id] = worker_class.remote(worker_id, sorted(roles), settings, loopback)
         router_class = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4)(RouterActor)
         self._router = router_class.remote(settings)
 
@@ -111,7 +115,7 @@ class Supervisor:
         share = available / len(plan_workers(self._settings))
         return float(int(share)) if share >= 1 else int(share * 1000) / 1000
 
-    def _wait_ready(self) -> None:
+    def _wait_started(self) -> None:
         """Until every actor's constructor has finished; tells which are still loading."""
         calls = {worker_id: actor.address.remote() for worker_id, actor in self._workers.items()}
         port_call = self._router.port.remote()
@@ -139,6 +143,28 @@ class Supervisor:
         else:
             self._addresses[name] = value
         self._progress(f"{name} ready")
+
+    def _wait_ready(self) -> None:
+        """Until the router, too, has found every worker ready."""
+        deadline = time.monotonic() + _READY_SECONDS
+        while waiting := self._unready():
+            if time.monotonic() > deadline:
+                raise ClusterError(f"the router cannot reach {', '.join(sorted(waiting))}")
+            time.sleep(0.05)
+
+    def _unready(self) -> set[str]:
+        """Workers that the router, asked by HTTP as a client would, does not call ready."""
+        router = self._settings.router
+        host = "127.0.0.1" if router.host in ("0.0.0.0", "") else router.host
+        headers = {"Authorization": f"Bearer {router.api_key}"} if router.api_key else {}
+        url = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        try:
+            reply = httpx.get(f"{url}/v1/cluster", headers=headers, timeout=_CALL_SECONDS, trust_env=False)
+            workers = reply.raise_for_status().json()["workers"]
+        except httpx.HTTPError as error:
+            log.debug("the router does not answer yet: %s", error)
+            return set(self._workers)
+        return set(self._workers) - {worker["worker_id"] for worker in workers if worker["state"] == "ready"}
 
     def _watch(self) -> None:
         """Notice restarts (a new incarnation), and keep every router's list current."""
