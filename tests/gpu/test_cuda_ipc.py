@@ -8,13 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.gpu.gpu_neighbour import ACTIONS, numbers_of, sleep_on_device
+from tests.gpu.gpu_neighbour import ACTIONS, numbers_of
 from tests.transfer.neighbours import CPU, HERE, OWNER, Neighbour, blocks_ref, fill, rows_ref, shared_counters
 from triptych.config import TransferSettings
 from triptych.errors import ClaimExpired, InvalidRecord, TransferFailed
 from triptych.transfer.arena import ArenaInfo
 from triptych.transfer.checksum import checksum
-from triptych.transfer.cuda_events import has_completed, new_event, new_stream
 from triptych.transfer.cuda_ipc import open_cuda_ipc
 from triptych.transfer.reader import Reader
 from triptych.transfer.slab import Slab, create_slab
@@ -178,99 +177,6 @@ def test_checksums_are_verified(prefill: Neighbour, reader: Reader) -> None:
     reader.read_blocks(blocks_ref([(5, 70), (6, 70)], event=event, checksum=right), _blocks(), [1, 0])
     with pytest.raises(TransferFailed, match="checksum"):
         reader.read_blocks(blocks_ref([(5, 70), (6, 70)], event=event, checksum=bytes(16)), _blocks(), [1, 0])
-
-
-# ---------------------------------------------------------------------------------------------- streams
-
-
-def test_a_read_waits_for_no_other_stream_of_this_process(encoder: Neighbour, reader: Reader) -> None:
-    """Neither a busy default stream nor a busy compute stream holds a copy up."""
-    event = encoder.ask("fill", range(4), 80)
-    into, compute = _rows(4), new_stream(GPU)
-    reader.read_rows(rows_ref(80, 4, NUMBERS, event=event), into)  # streams and pinned memory exist from here on
-    into.zero_()
-    torch.cuda.synchronize()
-    busy = new_event(), new_event()
-    sleep_on_device(3.0)
-    busy[0].record()
-    with torch.cuda.stream(compute):
-        sleep_on_device(3.0)
-        busy[1].record()
-    began = time.monotonic()
-    reader.read_rows(rows_ref(80, 4, NUMBERS, event=event), into)
-    took = time.monotonic() - began
-    assert not has_completed(busy[0])
-    assert not has_completed(busy[1])
-    assert took < 1.0
-    torch.cuda.synchronize()
-    assert (into == 80).all()
-
-
-def test_a_copy_given_up_is_quarantined_until_it_ends(prefill: Neighbour) -> None:
-    """The destination's own stamps are stuck behind a busy stream: the copy is queued, and then overdue."""
-    slab = create_slab("kv", 3, UNIT_BYTES, 8, GPU)
-    reader = _reader(prefill.info, slabs=(slab,))
-    event = prefill.ask("fill", [1, 2], 90)
-    ref, into = blocks_ref([(1, 90), (2, 90)], event=event), slab.data.view(8, UNIT_BYTES)
-    reader.read_blocks(ref, into, [0, 1])
-    with torch.cuda.stream(new_stream(GPU)):
-        sleep_on_device(2.0)
-        slab.stamp([4, 5], [1, 1])
-    with pytest.raises(TransferFailed, match="copying 2 units of kv arena 2 is overdue"):
-        reader.read_blocks(ref, into, [4, 5], deadline=time.monotonic() + 0.2)
-    assert reader.still_writing(into[4])
-    reader.forget(OWNER)  # the mapping must stay open under the copy
-    assert reader.wait_until_quiet(into, 20.0)
-    assert (numbers_of(slab)[4:6] == 90).all()
-    reader.read_blocks(ref, into, [6, 7])
-    assert (numbers_of(slab)[6:8] == 90).all()
-    reader.close()
-
-
-def test_a_copy_never_overtakes_the_stamps_of_its_destination(prefill: Neighbour) -> None:
-    slab = create_slab("kv", 3, UNIT_BYTES, 8, GPU)
-    reader = _reader(prefill.info, slabs=(slab,))
-    event = prefill.ask("fill", [1], 91)
-    reader.open(OWNER)
-    began = time.monotonic()
-    with torch.cuda.stream(new_stream(GPU)):
-        sleep_on_device(0.5)
-        slab.stamp([4], [1])
-    reader.read_blocks(blocks_ref([(1, 91)], event=event), slab.data.view(8, UNIT_BYTES), [4])
-    assert time.monotonic() - began > 0.1
-    assert slab.words[4] == 1
-    reader.close()
-
-
-def test_stamping_and_recording_never_wait_for_the_device() -> None:
-    slab = create_slab("kv", 3, 4096, 6000, GPU)
-    with torch.cuda.stream(new_stream(GPU)):
-        slab.stamp(range(6000), range(1, 6001))  # pinned memory for the first three uploads
-        torch.cuda.current_stream().synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            sleep_on_device(1.0)
-            began = time.monotonic()
-            slab.stamp(range(6000), range(10_001, 16_001))
-            event = slab.record_event()
-            took = time.monotonic() - began
-            done = slab.event_done(event)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        assert took < 0.5
-        assert not done
-        torch.cuda.current_stream().synchronize()
-    assert slab.event_done(event)
-    assert slab.words.tolist() == list(range(10_001, 16_001))
-
-
-def test_a_ring_of_events_is_reused_in_order() -> None:
-    slab = create_slab("kv", 3, 4096, 4, GPU)
-    slots = [slab.record_event() for _ in range(600)]
-    assert slots[:256] == list(range(256))
-    assert slots[256:512] == slots[:256]
-    with pytest.raises(TransferFailed, match="event 256"):
-        slab.event_done(256)
 
 
 # ---------------------------------------------------------------------------------------------- slabs and mappings

@@ -9,7 +9,7 @@ import pytest
 
 from triptych.errors import InvalidRecord, InvariantViolation
 from triptych.journey import ClaimId, RequestId, new_claim_id, new_request_id
-from triptych.transfer.leases import LeaseTable, Sweeper
+from triptych.transfer.leases import LeaseTable
 
 REQUEST = new_request_id()
 
@@ -279,73 +279,3 @@ def test_threads_that_end_the_same_claims_end_each_once() -> None:
         thread.join()
     assert ends.counts == {str(index): 1 for index in range(3000)}
     table.check()
-
-
-# ---------------------------------------------------------------------------------------------- the sweeper
-
-
-def _until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(1e-3)
-    return condition()
-
-
-def test_overdue_claims_end_without_any_traffic() -> None:
-    ended = threading.Event()
-    first, second = LeaseTable(), LeaseTable()
-    second.grant(REQUEST, 0.02, ended.set)
-    sweeper = Sweeper([first, second], interval_seconds=0.005)
-    sweeper.start()
-    assert ended.wait(5)
-    assert sweeper.stop()
-    assert _until(lambda: not any(thread.name == "lease-sweeper" for thread in threading.enumerate()))
-
-
-def test_the_sweeper_survives_an_end_that_raises(caplog: pytest.LogCaptureFixture) -> None:
-    table, ended = LeaseTable(), threading.Event()
-
-    def broken() -> None:
-        raise ValueError("an end that raises")
-
-    table.grant(REQUEST, 0.01, broken)
-    table.grant(REQUEST, 0.05, ended.set)
-    sweeper = Sweeper([table], interval_seconds=0.005)
-    sweeper.start()
-    assert ended.wait(5)
-    assert sweeper.stop()
-    assert "an end that raises" in caplog.text
-
-
-def test_stopping_waits_no_longer_than_told() -> None:
-    table, release = LeaseTable(), threading.Event()
-    stuck = threading.Event()
-
-    def hang() -> None:
-        stuck.set()
-        release.wait(10)
-
-    table.grant(REQUEST, 0.01, hang)
-    sweeper = Sweeper([table], interval_seconds=0.005)
-    sweeper.start()
-    assert stuck.wait(5)
-    began = time.monotonic()
-    assert not sweeper.stop(timeout_seconds=0.05)
-    assert time.monotonic() - began < 2
-    release.set()
-    assert sweeper.stop()
-
-
-def test_a_sweeper_can_be_stopped_by_what_it_calls_and_before_it_starts() -> None:
-    assert Sweeper([], 1.0).stop()
-    table, stopped = LeaseTable(), threading.Event()
-    sweeper = Sweeper([table], interval_seconds=0.005)
-
-    def stop_it() -> None:
-        sweeper.stop()
-        stopped.set()
-
-    table.grant(REQUEST, 0.01, stop_it)
-    sweeper.start()
-    assert stopped.wait(5)
-    assert sweeper.stop()
