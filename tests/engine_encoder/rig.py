@@ -144,7 +144,13 @@ class Rig:
     """A running engine and what surrounds it in a worker."""
 
     def __init__(
-        self, card: ModelCard, tower: VisionTower, prepare: ItemPreparer, arena_rows: int, settings: EncoderSettings
+        self,
+        card: ModelCard,
+        tower: VisionTower,
+        prepare: ItemPreparer,
+        arena_rows: int,
+        settings: EncoderSettings,
+        checksums: bool,
     ) -> None:
         self.card = card
         row_bytes = tower.levels * tower.width * tower.dtype.itemsize
@@ -152,7 +158,7 @@ class Rig:
         self.slab: Slab = create_slab("embedding", ARENA, ROWS_PER_UNIT * row_bytes, num_units, tower.device)
         self.leases = LeaseTable()
         self.fatal: list[BaseException] = []
-        transfer = TransferSettings(checksums=True)
+        transfer = TransferSettings(checksums=checksums)
         self.engine = EncoderEngine(
             tower, self.slab, prepare, self.leases, OWNER, settings, transfer, on_fatal=self.fatal.append
         )
@@ -182,7 +188,7 @@ class Rig:
 
     def rows(self, ref: EmbeddingRef) -> Tensor:
         """What a prefill worker gets for a ref."""
-        into = torch.empty(ref.rows, ref.levels * ref.width, dtype=getattr(torch, ref.dtype))
+        into = torch.empty(ref.rows, ref.levels * ref.width, dtype=getattr(torch, ref.dtype), device=self.slab.device)
         self.reader.read_rows(ref, into)
         return into
 
@@ -214,8 +220,9 @@ def running(
     prepare: ItemPreparer,
     arena_rows: int = 4096,
     settings: EncoderSettings | None = None,
+    checksums: bool = True,
 ) -> Iterator[Rig]:
-    rig = Rig(card, tower, prepare, arena_rows, settings if settings is not None else EncoderSettings())
+    rig = Rig(card, tower, prepare, arena_rows, settings or EncoderSettings(), checksums)
     rig.engine.start()
     try:
         yield rig

@@ -31,7 +31,8 @@ class Stock:
         made = self._processor(images=[to_rgb(data)], return_tensors="pt")
         with torch.inference_mode():
             found = self._visual(made["pixel_values"], grid_thw=made["image_grid_thw"])
-        return getattr(found, "pooler_output", found)
+        rows: Tensor = found.pooler_output
+        return rows
 
 
 def apart(rows: Tensor, expected: Tensor) -> float:

@@ -3,13 +3,15 @@
 import random
 import threading
 import time
+from collections.abc import Mapping
 
 import pytest
+from torch import Tensor
 
-from tests.engine_encoder.rig import Front, Rig, Wish, item_of, picture, running
+from tests.engine_encoder.rig import Rig, Wish, item_of, picture, running
 from triptych.config import EncoderSettings
 from triptych.errors import Cancelled, DeadlineExceeded, InvalidMedia, Overloaded
-from triptych.journey import RequestId, new_request_id
+from triptych.journey import EmbeddingRef, RequestId, new_request_id
 from triptych.models.base import VisionTower
 from triptych.models.card import ModelCard
 from triptych.services.encoder.prepare import Preparer
@@ -21,9 +23,10 @@ EXPECTED = (Cancelled, DeadlineExceeded, InvalidMedia, Overloaded)
 class Client(threading.Thread):
     """Asks for pictures, a few per request, and behaves as badly as clients do."""
 
-    def __init__(self, rig: Rig, seed: int, until: float) -> None:
+    def __init__(self, rig: Rig, expected: Mapping[bytes, Tensor], seed: int, until: float) -> None:
         super().__init__()
         self.rig = rig
+        self.expected = expected  # rows by item digest
         self.chance = random.Random(seed)
         self.until = until
         self.wishes: list[Wish] = []
@@ -45,13 +48,14 @@ class Client(threading.Thread):
                 continue
         self.wishes += wishes
         time.sleep(self.chance.choice((0.0, 0.0, 0.002, 0.02)))
-        if self.chance.random() < 0.4:
+        cancelled = self.chance.random() < 0.4
+        if cancelled:
             self.rig.engine.cancel(request_id)
         while wishes:
             # Each claim is given back as soon as it is had: kept until the next is there, it could lock both out.
             for wish in [wish for wish in wishes if wish.answered.is_set()]:
                 wishes.remove(wish)
-                self._finish(wish)
+                self._finish(wish, cancelled)
             time.sleep(0.001)
 
     def _wish(self, request_id: RequestId, index: int) -> Wish:
@@ -61,11 +65,11 @@ class Client(threading.Thread):
             data[:60] if self.chance.random() < 0.1 else data,
             request_id=request_id,
             item=item,
-            lease_seconds=self.chance.choice((0.02, 5.0)),
+            lease_seconds=self.chance.choice((0.02, 60.0)),
             seconds=self.chance.choice((0.005, 30.0, 30.0)),
         )
 
-    def _finish(self, wish: Wish) -> None:
+    def _finish(self, wish: Wish, cancelled: bool) -> None:
         result = wish.result
         if result.ref is None:
             assert isinstance(result.error, EXPECTED), result.error
@@ -73,7 +77,13 @@ class Client(threading.Thread):
         elif result.ref.lease_seconds < 1:
             pass  # never heard of again: the lease ends by itself
         else:
+            if not cancelled:
+                self._check_rows(result.ref)
             self.rig.leases.release([result.ref.claim_id] * self.chance.randint(1, 2))
+
+    def _check_rows(self, ref: EmbeddingRef) -> None:
+        expected = self.expected[ref.item_digest]
+        assert (self.rig.rows(ref) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -81,10 +91,11 @@ def test_a_storm_of_cancels_leaves_nothing_behind(
     seed: int, card: ModelCard, tower: VisionTower, prepare: Preparer
 ) -> None:
     settings = EncoderSettings(max_items_per_batch=4, max_encoder_tokens_per_batch=256, max_queued_items=24)
-    front = Front(tower)
-    with running(card, front, prepare, arena_rows=96, settings=settings) as rig:
+    items = [(data, item_of(card, data)) for data in PICTURES]
+    expected = {item.digest: tower.encode(prepare(data, item).patches, (item.grid,)) for data, item in items}
+    with running(card, tower, prepare, arena_rows=96, settings=settings) as rig:
         until = time.monotonic() + 1.5
-        clients = [Client(rig, 100 * seed + number, until) for number in range(6)]
+        clients = [Client(rig, expected, 100 * seed + number, until) for number in range(6)]
         for client in clients:
             client.start()
         while any(client.is_alive() for client in clients):
