@@ -22,7 +22,7 @@ class Detokenizer:
     """A model's tokenizer, read backwards; special tokens have no text."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._specials = specials = {
             id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special
         }
@@ -33,7 +33,7 @@ class Detokenizer:
             self._bytes = [b"" if id_ in specials else self._token_bytes(id_) for id_ in range(size)]
 
     def stream(self) -> TextStream:
-        return _ByteStream(self._bytes) if self._bytes is not None else _WindowStream(self._tokenizer)
+        return _ByteStream(self._bytes) if self._bytes is not None else _WindowStream(self.tokenizer)
 
     def token_bytes(self, token_id: int, with_specials: bool) -> bytes:
         """What one token is by itself; nothing for a special one, unless asked for."""
@@ -41,10 +41,10 @@ class Detokenizer:
             return self._token_bytes(token_id) if with_specials else b""
         if self._bytes is not None:
             return self._bytes[token_id]
-        return self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
+        return self.tokenizer.decode([token_id], skip_special_tokens=False).encode()
 
     def _token_bytes(self, token_id: int) -> bytes:
-        token = self._tokenizer.id_to_token(token_id)
+        token = self.tokenizer.id_to_token(token_id)
         if token is None:
             return b""  # rows of the embedding table that no token has
         try:
@@ -71,7 +71,7 @@ class _WindowStream:
     """Any other vocabulary: decodes the last few tokens again, and gives what has been added."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._ids: list[int] = []  # the last tokens with text, as context, and those after them
         self._context = 0  # how many of them have been given
 
@@ -91,8 +91,8 @@ class _WindowStream:
         return added
 
     def _added(self) -> str:
-        given = self._tokenizer.decode(self._ids[: self._context], skip_special_tokens=True)
-        return self._tokenizer.decode(self._ids, skip_special_tokens=True)[len(given) :]
+        given = self.tokenizer.decode(self._ids[: self._context], skip_special_tokens=True)
+        return self.tokenizer.decode(self._ids, skip_special_tokens=True)[len(given) :]
 
 
 class StopScanner:
@@ -111,10 +111,11 @@ class StopScanner:
         if self.found:
             return ""
         text = self._held + text
-        cut = min((at for at in map(text.find, self._stops) if at >= 0), default=-1)
-        if cut >= 0:
+        # The one that is complete first, however the text was cut into pieces.
+        ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if ends:
             self.found, self._held = True, ""
-            return text[:cut]
+            return text[: min(ends)[1]]
         kept = self._begun(text)
         shown, self._held = text[: len(text) - kept], text[len(text) - kept :]
         return shown

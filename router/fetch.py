@@ -78,6 +78,8 @@ class MediaFetcher:
             target = httpx.URL(url)
         except (httpx.InvalidURL, ValueError):
             raise InvalidMedia("the URL is malformed", code="invalid_image_url") from None
+        if target.port is not None and not 0 < target.port < 65536:
+            raise InvalidMedia("the URL is malformed", code="invalid_image_url")
         if target.scheme not in ("http", "https") or not target.host:
             raise InvalidMedia("the URL is neither http(s) nor a data URI", code="invalid_image_url")
         port = target.port or (443 if target.scheme == "https" else 80)
