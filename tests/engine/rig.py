@@ -18,6 +18,8 @@ from triptych.transfer.slab import Slab, create_slab
 
 PATIENCE_SECONDS = 30.0
 SETTINGS = LanguageSettings(kv_bytes=8 << 20, max_sequences=16, landing_bytes=1 << 20)
+GREEDY = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
+ENDLESS = Sampling(temperature=0.0, max_tokens=400, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,11 @@ class Asked:
     def more_tokens(self) -> int:
         return self.sampling.max_tokens - len(self.generated)
 
+    @property
+    def num_blocks(self) -> int:
+        """Of a reservation for one branch, at 16 tokens a block."""
+        return -(-(self.prompt_tokens + self.more_tokens) // 16)
+
     def prefill_job(self, request_id: RequestId, **changes: object) -> PrefillJob:
         job = PrefillJob(request_id, 0, self.layout, self.sampling, self.branches, self.choice, self.generated)
         return replace(job, **changes)  # type: ignore[arg-type]
@@ -186,14 +193,18 @@ class Pair:
 
     def answer(self, asked: Asked) -> dict[int, list[Token]]:
         """The whole journey of one request, blocking; tokens by choice."""
+        request_id, first = self.begin(asked)
+        self.decode.decode(asked.decode_job(request_id, first), self.sink)
+        return self.sink.answer(request_id, first)
+
+    def begin(self, asked: Asked) -> tuple[RequestId, tuple[Token, ...]]:
+        """A request whose KV has landed, ready to be decoded."""
         request_id = new_request_id()
-        reserved = self.reserve(request_id, asked)
-        reserved.result()
+        self.reserve(request_id, asked).result()
         sink = self.start_prefill(request_id, asked)
         first = sink.result()
         self.hand_over(request_id, sink)
-        self.decode.decode(asked.decode_job(request_id, first), self.sink)
-        return self.sink.answer(request_id, first)
+        return request_id, first
 
     def reserve(self, request_id: RequestId, asked: Asked, deadline: float | None = None) -> Outcome:
         outcome = Outcome()
@@ -229,6 +240,15 @@ class Pair:
             place += len(ready.ids)
         assert place == len(mine), "the announced blocks do not cover the prompt"
         self.decode.release_blocks(mine)
+
+    def give_back(self, sink: PromptSink) -> None:
+        """All shares that a prefill has lent."""
+        for ready in sink.kv:
+            self.prefill.release_blocks(ready.ids)
+
+    def cancel(self, request_id: RequestId) -> None:
+        for engine in self.engines:
+            engine.cancel(request_id)
 
     def wait_idle(self) -> None:
         """Everything is back, and every book balances."""

@@ -1,53 +1,14 @@
-"""The scheduler: what goes into a step, and books that balance after thousands of random ones."""
-
-import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+"""The scheduler: what goes into a step, and who holds what meanwhile."""
 
 import pytest
 
-from tests.multimodal.parts import image, masked, random_parts, text
-from triptych.engine.plan import Announcement, Chunk, Limits, StepPlan
-from triptych.engine.scheduler import Scheduler
-from triptych.engine.sequence import DecodeSequence, PrefillSequence, Reservation, finish_reason
+from tests.engine.books import ROW_BYTES, branches, prompt, reservation, scheduler
+from tests.multimodal.parts import image, masked, text
+from triptych.engine.plan import Announcement, StepPlan
+from triptych.engine.sequence import finish_reason
 from triptych.errors import ConfigError, ContextTooLong
-from triptych.journey import Layout, RequestId, Sampling
-from triptych.multimodal.layout import ItemPart, TextPart, lay_out
-from triptych.multimodal.rows import RowMap
-
-ROW_BYTES = 8
-
-
-def scheduler(num_blocks: int = 64, **limits: int) -> Scheduler:
-    settings = {
-        "block_size": 4,
-        "max_model_len": 256,
-        "prefill_chunk_tokens": 16,
-        "max_sequences": 4,
-        "landing_bytes": 64 * ROW_BYTES,
-        "row_bytes": ROW_BYTES,
-    }
-    return Scheduler(Limits(**settings | limits), num_blocks)
-
-
-def request_id(number: int) -> RequestId:
-    return RequestId(number.to_bytes(16, "big"))
-
-
-def prompt(
-    number: int, parts: Sequence[TextPart | ItemPart], generated: tuple[int, ...] = (), keep_kv: bool = True
-) -> PrefillSequence:
-    layout = lay_out(parts)
-    return PrefillSequence(request_id(number), layout, RowMap(layout), generated, keep_kv)
-
-
-def reservation(number: int, prompt_tokens: int, max_tokens: int = 4, branches: int = 1) -> Reservation:
-    return Reservation(request_id(number), 0, prompt_tokens, max_tokens, branches, block_size=4)
-
-
-def branches(held: Reservation, layout: Layout, chosen: Sequence[int]) -> list[DecodeSequence]:
-    sampling = Sampling(max_tokens=held.max_tokens)
-    return [DecodeSequence(held.request_id, 0, branch, branch, layout, sampling, [1]) for branch in chosen]
+from triptych.journey import Sampling
+from triptych.multimodal.layout import lay_out
 
 
 def spans(plan: StepPlan) -> list[tuple[int, int]]:
@@ -253,157 +214,6 @@ def test_an_answer_ends_with(token_id: int, position: int, changes: dict[str, in
     assert finish_reason(token_id, position, sampling, prompt_tokens=6, max_model_len=10) == reason
 
 
-def facts(announcement: Announcement | None) -> tuple[int, int, int, bool] | None:
-    if announcement is None:
-        return None
-    return len(announcement.blocks), announcement.tokens_begin, announcement.tokens_end, announcement.last
-
-
-@dataclass
-class Driver:
-    """Random requests through one scheduler; every rule of a plan is checked on every step."""
-
-    rng: random.Random
-    books: Scheduler
-    number: int = 0
-    prompts: dict[RequestId, PrefillSequence] = field(default_factory=dict)
-    reserved: dict[RequestId, PrefillSequence] = field(default_factory=dict)  # with their prompts
-    announced: dict[RequestId, int] = field(default_factory=dict)  # tokens
-    lent: list[list[int]] = field(default_factory=list)
-    finished: int = 0
-
-    def arrive(self) -> None:
-        self.number += 1
-        parts = (
-            random_parts(self.rng.randrange(10_000)) if self.rng.random() < 0.7 else [text(self.rng.randrange(1, 60))]
-        )
-        generated = tuple(range(self.rng.randrange(5)))
-        sequence = prompt(self.number, parts, generated, keep_kv=self.rng.random() < 0.8)
-        if self.rng.random() < 0.6:
-            count = self.rng.randrange(1, 4)
-            held = reservation(self.number, sequence.num_tokens, self.rng.randrange(1, 20), count)
-            if held.num_blocks > self.books.ledger.pool.num_blocks:
-                return
-            self.books.add_reservation(held)
-            self.reserved[sequence.request_id] = sequence
-        else:
-            self.queue_prompt(sequence)
-
-    def queue_prompt(self, sequence: PrefillSequence) -> None:
-        self.books.add_prefill(sequence)
-        self.prompts[sequence.request_id] = sequence
-        self.announced[sequence.request_id] = 0
-
-    def admit(self) -> None:
-        admitted = self.books.admit()
-        for held in admitted.reservations:
-            self.queue_prompt(self.reserved[held.request_id])
-        for sequence in admitted.prefills:
-            assert len(sequence.blocks) == -(-sequence.num_tokens // 4)
-
-    def rows_arrive(self) -> None:
-        for sequence in self.prompts.values():
-            for item in sequence.layout.items:
-                if sequence.blocks and self.rng.random() < 0.3:
-                    sequence.mark_ready(item.index)
-
-    def step(self) -> None:
-        plan = self.books.plan()
-        assert len(plan.decodes) <= self.books.limits.max_sequences
-        self.check_budget(plan)
-        for chunk in plan.chunks:
-            self.check_chunk(chunk)
-            self.take(chunk, self.books.advance(chunk))
-        for branch in plan.decodes:
-            branch.tokens.append(0)
-            if len(branch.tokens) >= branch.sampling.max_tokens or self.rng.random() < 0.1:
-                self.books.finish_branch(branch)
-                self.finished += 1
-
-    def check_budget(self, plan: StepPlan) -> None:
-        sizes = [chunk.end - chunk.begin for chunk in plan.chunks]
-        if sum(sizes) > self.books.limits.prefill_chunk_tokens:
-            (chunk,) = plan.chunks
-            assert any((run.start, run.end) == (chunk.begin, chunk.end) for run in chunk.sequence.layout.atomic)
-
-    def check_chunk(self, chunk: Chunk) -> None:
-        sequence = chunk.sequence
-        assert chunk.begin == sequence.num_computed < chunk.end <= sequence.num_tokens
-        for run in sequence.layout.atomic:
-            assert not run.start < chunk.end < run.end
-        for piece in sequence.rows.pieces(chunk.begin, chunk.end):
-            assert piece.item_index in sequence.ready_items
-
-    def take(self, chunk: Chunk, announcement: Announcement | None) -> None:
-        sequence = chunk.sequence
-        if announcement is not None:
-            assert announcement.tokens_begin == self.announced[sequence.request_id]
-            assert announcement.tokens_end <= chunk.end
-            self.announced[sequence.request_id] = announcement.tokens_end
-            self.lent.append([block.id for block in announcement.blocks])
-        if not sequence.is_computed:
-            return
-        if sequence.keep_kv:
-            assert self.announced[sequence.request_id] == sequence.num_tokens
-        self.finish_prompt(sequence)
-
-    def finish_prompt(self, sequence: PrefillSequence) -> None:
-        del self.prompts[sequence.request_id]
-        self.books.drop_prefill(sequence.request_id)
-        held = self.books.reservation(sequence.request_id)
-        self.reserved.pop(sequence.request_id, None)
-        if held is None:
-            self.finished += 1
-            return
-        chosen = [branch for branch in range(held.branches) if self.rng.random() < 0.8]
-        if chosen:
-            self.books.start_decode(branches(held, sequence.layout, chosen))
-            for copied in held.tail_copies(chosen):
-                assert copied[1] not in held.prompt_blocks
-        else:
-            self.books.drop_decode(held.request_id)
-
-    def leave(self) -> None:
-        known = sorted(self.books.prefill_ids() | self.books.decode_ids())
-        if known:
-            gone = self.rng.choice(known)
-            self.books.drop_prefill(gone)
-            self.books.drop_decode(gone)
-            self.prompts.pop(gone, None)
-            self.reserved.pop(gone, None)
-
-    def give_back(self, all: bool = False) -> None:
-        while self.lent and (all or self.rng.random() < 0.5):
-            self.books.ledger.take_back(self.lent.pop(self.rng.randrange(len(self.lent))))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_random_requests_and_departures_keep_every_rule(seed: int) -> None:
-    rng = random.Random(seed)
-    chunk = rng.choice([3, 5, 17, 64])
-    driver = Driver(rng, scheduler(num_blocks=rng.choice([20, 60]), prefill_chunk_tokens=chunk))
-    for turn in range(3000):
-        if turn < 2500 and len(driver.books.prefill_ids() | driver.books.decode_ids()) < 20:
-            driver.arrive()
-        driver.admit()
-        driver.rows_arrive()
-        driver.step()
-        if rng.random() < 0.05:
-            driver.leave()
-        driver.give_back()
-        driver.books.check()
-    while driver.books.prefill_ids() or driver.books.decode_ids():
-        driver.admit()
-        driver.rows_arrive()
-        driver.step()
-        driver.give_back(all=True)
-        driver.books.check()
-    driver.give_back(all=True)
-    assert driver.books.is_idle()
-    assert driver.books.ledger.pool.num_free_blocks == driver.books.ledger.pool.num_blocks
-    assert driver.finished > 100, "the driver must get work done, or it proves nothing"
-
-
 def test_masked_items_take_only_their_rows() -> None:
     """Separators inside an item's span are text: they are computed with it, and take no landing memory."""
     books = scheduler()
@@ -412,3 +222,9 @@ def test_masked_items_take_only_their_rows() -> None:
     books.admit()
     assert books.landing_bytes == 2 * ROW_BYTES
     assert spans(books.plan()) == [(0, 3)]
+
+
+def facts(announcement: Announcement | None) -> tuple[int, int, int, bool] | None:
+    if announcement is None:
+        return None
+    return len(announcement.blocks), announcement.tokens_begin, announcement.tokens_end, announcement.last

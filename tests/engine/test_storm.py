@@ -64,8 +64,7 @@ class Client:
             self.leave()  # whatever failed may have left its other half behind
 
     def leave(self) -> None:
-        for engine in self.pair.engines:
-            engine.cancel(self.request_id)
+        self.pair.cancel(self.request_id)
 
     def travel(self) -> Answers:
         pair, asked = self.pair, self.asked
@@ -76,14 +75,12 @@ class Client:
             first = sink.result()
         except TriptychError:
             sink.has_ended.wait()  # no more shares come after the end
-            for ready in sink.kv:
-                pair.prefill.release_blocks(ready.ids)
+            pair.give_back(sink)
             raise
         try:
             pair.hand_over(self.request_id, sink)
         except TriptychError:
-            for ready in sink.kv:
-                pair.prefill.release_blocks(ready.ids)
+            pair.give_back(sink)
             raise
         pair.decode.decode(asked.decode_job(self.request_id, first), pair.sink)
         return ids_of(pair.sink.answer(self.request_id, first))
