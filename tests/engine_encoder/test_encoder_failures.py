@@ -9,9 +9,10 @@ from PIL import Image
 
 from tests.engine_encoder.rig import Front, Gate, Saboteur, item_of, picture, running
 from triptych.engine.device_errors import is_device_lost, is_out_of_memory
+from triptych.engine.encoder_jobs import MediaBytes
 from triptych.errors import InternalError, InvalidMedia, LayoutMismatch, Overloaded, WorkerLost
-from triptych.journey import Grid, Run
-from triptych.models.base import VisionTower
+from triptych.journey import Grid, Item, Run
+from triptych.models.base import PreparedItem, VisionTower
 from triptych.models.card import ModelCard
 from triptych.services.encoder.prepare import Preparer
 
@@ -104,6 +105,23 @@ def test_too_little_memory_for_a_batch_is_no_ones_fault(card: ModelCard, tower: 
         assert wishes[4].error.retryable
         assert wishes[4].error.item_index == 7
         assert not rig.fatal
+
+
+def test_a_processor_that_fails_takes_one_item_with_it(card: ModelCard, tower: VisionTower, prepare: Preparer) -> None:
+    class Clumsy:
+        max_item_tokens, max_item_rows = prepare.max_item_tokens, prepare.max_item_rows
+
+        def __call__(self, data: MediaBytes, item: Item) -> PreparedItem:
+            if item.index:
+                raise MemoryError if item.index == 1 else IndexError("a bug")
+            return prepare(data, item)
+
+    with running(card, tower, Clumsy()) as rig:
+        good, hungry, buggy = (rig.wish(picture(index), index=index) for index in range(3))
+        assert good.ref
+        assert isinstance(hungry.error, Overloaded)
+        assert isinstance(buggy.error, InternalError)
+        assert (hungry.error.item_index, buggy.error.item_index) == (1, 2)
 
 
 def test_rows_of_another_shape_than_planned_are_never_handed_out(

@@ -17,7 +17,7 @@ from functools import partial
 
 from triptych.config import EncoderSettings, TransferSettings
 from triptych.engine.callbacks import CallbackThread
-from triptych.engine.device_errors import DeviceLost, is_device_lost
+from triptych.engine.device_errors import DeviceLost, as_ours, is_device_lost
 from triptych.engine.embedding_store import EmbeddingStore
 from triptych.engine.encoder_flights import Flight, Phase, Waiter
 from triptych.engine.encoder_grants import Grant, Grants, RefMaker
@@ -184,6 +184,12 @@ class EncoderEngine:
     # On a preprocessing thread
 
     def _preprocess(self, flight: Flight) -> None:
+        try:
+            self._move_to_prepared(flight)
+        except Exception as error:  # the pool would keep it to itself
+            self._die(error)
+
+    def _move_to_prepared(self, flight: Flight) -> None:
         began = time.monotonic()
         outcome = self._prepared(flight)
         with self._changed:
@@ -203,14 +209,14 @@ class EncoderEngine:
             try:
                 data = waiter.job.read_media()
             except Exception as error:
-                self._fail_waiter(waiter, _translated(error, "reading the image"))
+                self._fail_waiter(waiter, as_ours(error, "reading the image"))
                 continue  # another job's way to the same bytes may work: a lost router takes its memory with it
             try:
                 return self._verified(self._prepare(data, flight.item), flight.item)
             except Exception as error:
                 if is_device_lost(error):
                     self._die(error)
-                return _translated(error, "preparing the image")
+                return as_ours(error, "preparing the image")
         return Cancelled("nobody waits for the item any more")
 
     def _first_waiter(self, flight: Flight) -> Waiter | None:
@@ -281,11 +287,3 @@ def _placed(flight: Flight) -> PlacedItem:
     if prepared is None:
         raise InternalError(f"item {flight.arrival} is to be encoded without having been prepared")
     return PlacedItem(prepared, flight.entry.span, flight.entry.generation)
-
-
-def _translated(error: Exception, what: str) -> TriptychError:
-    """Our own errors as they are; anything else is a bug of ours or a library's, logged in full."""
-    if isinstance(error, TriptychError):
-        return error
-    log.error("%s failed", what, exc_info=error)
-    return InternalError(f"{what} failed: {type(error).__name__}")

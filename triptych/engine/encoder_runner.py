@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triptych.engine.device_errors import DeviceLost, is_device_lost, is_out_of_memory
-from triptych.errors import ConfigError, InternalError, LayoutMismatch, Overloaded, TriptychError
+from triptych.engine.device_errors import DeviceLost, as_ours, is_device_lost
+from triptych.errors import ConfigError, LayoutMismatch, TriptychError
 from triptych.models.base import PreparedItem, VisionTower
 from triptych.transfer.checksum import checksum
 from triptych.transfer.slab import Slab
@@ -72,7 +72,7 @@ class EncoderRunner:
             if is_device_lost(error):
                 raise DeviceLost(str(error)) from error
             if len(batch) == 1:
-                return [_blamed(error)]
+                return [as_ours(error, "encoding the image")]
             log.warning("a batch of %d items failed (%s), trying them one by one", len(batch), error)
         # Out of the handler: its traceback would keep the failed batch's tensors alive.
         return [self.encode([item])[0] for item in batch]
@@ -128,13 +128,3 @@ class EncoderRunner:
     def _await_room(self) -> None:
         while len(self._launched) >= _BATCHES_IN_FLIGHT:
             self._launched.popleft().synchronize()
-
-
-def _blamed(error: Exception) -> TriptychError:
-    """What the one item is told that failed alone."""
-    if isinstance(error, TriptychError):
-        return error
-    if is_out_of_memory(error):
-        return Overloaded(f"not enough memory to encode the image now: {error}")
-    log.error("encoding an item failed", exc_info=error)
-    return InternalError(f"encoding failed: {type(error).__name__}: {error}")
