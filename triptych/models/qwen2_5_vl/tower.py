@@ -8,7 +8,8 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 from transformers import Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 
@@ -23,16 +24,33 @@ from triptych.models.weights import build_empty, read_weights
 _PREFIXES = {"": ("model.visual.", "visual.")}
 
 
+class PatchProjection(nn.Module):
+    """Patches [patches, patch numbers] to hidden states: the stock convolution, whose kernel is as large as a patch.
+
+    The one matrix product that it is takes a fraction of the time. On the CPU the convolution stays, so that rows are
+    the stock tower's to the last bit.
+    """
+
+    def __init__(self, convolution: nn.Conv3d) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(convolution.weight.detach().flatten(1), requires_grad=False)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        return functional.linear(patches.to(self.weight.dtype), self.weight)
+
+
 class Qwen25VLTower:
     """A VisionTower of one checkpoint, on one device."""
 
     def __init__(self, module: Any) -> None:
         """module: Qwen2_5_VisionTransformerPretrainedModel with its weights"""
         self.module = module
-        self.width = int(module.config.out_hidden_size)
-        self.levels = 1
         self.dtype: torch.dtype = module.dtype
         self.device: torch.device = module.device
+        if self.device.type != "cpu":
+            module.patch_embed = PatchProjection(module.patch_embed.proj)
+        self.width = int(module.config.out_hidden_size)
+        self.levels = 1
         self._merge_size = int(module.spatial_merge_size)
         self._blocks_per_window = int(module.window_size) // self._merge_size // int(module.patch_size)
 
