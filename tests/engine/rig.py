@@ -224,6 +224,7 @@ class Pair:
 
     def land(self, request_id: RequestId, item_index: int, rows: Tensor) -> None:
         self.prefill.landing(request_id, item_index).copy_(rows)
+        self._finish_copies()
         self.prefill.rows_landed(request_id, item_index)
 
     def hand_over(self, request_id: RequestId, sink: PromptSink) -> None:
@@ -239,7 +240,13 @@ class Pair:
             self.prefill.release_blocks(ready.ids)
             place += len(ready.ids)
         assert place == len(mine), "the announced blocks do not cover the prompt"
+        self._finish_copies()
         self.decode.release_blocks(mine)
+
+    def _finish_copies(self) -> None:
+        """As a reader does before it says that anything has landed."""
+        if self.prefill_slab.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
 
     def give_back(self, sink: PromptSink) -> None:
         """All shares that a prefill has lent."""
@@ -283,7 +290,7 @@ def wait_until(holds: Callable[[], bool], otherwise: str) -> None:
 
 def _slab(model: LanguageModel, settings: LanguageSettings) -> Slab:
     unit_bytes = model.kv.block_bytes(settings.block_size)
-    return create_slab("kv", 2, unit_bytes, settings.kv_bytes // unit_bytes, torch.device("cpu"))
+    return create_slab("kv", 2, unit_bytes, settings.kv_bytes // unit_bytes, model.device)
 
 
 def _units(slab: Slab) -> Tensor:

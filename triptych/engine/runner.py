@@ -13,6 +13,7 @@ from triptych.engine.sampler import Draw, Drawn, sample
 from triptych.errors import ConfigError
 from triptych.journey import BlockRef
 from triptych.models.base import LanguageModel
+from triptych.transfer.cuda_events import new_event, new_stream
 from triptych.transfer.slab import Slab
 
 
@@ -43,7 +44,7 @@ class Runner:
             yield
             return
         with torch.cuda.device(device):
-            stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            stream = new_stream(device)
             stream.wait_stream(torch.cuda.default_stream(device))  # on which the weights were loaded
             with torch.cuda.stream(stream):
                 yield
@@ -56,7 +57,7 @@ class Runner:
     def fence(self) -> None:
         """Wait until everything launched is done, so that other streams and threads may write what it used."""
         if self.model.device.type == "cuda":
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event = new_event()
             event.record()
             event.synchronize()
 
