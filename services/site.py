@@ -3,7 +3,8 @@
 import abc
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -11,8 +12,8 @@ from blake3 import blake3
 
 from triptych.config import Settings
 from triptych.engine.loop import LanguageEngine
-from triptych.errors import ConfigError
-from triptych.journey import Endpoint, RequestId, Role
+from triptych.errors import ConfigError, TransferFailed, WorkerLost
+from triptych.journey import EmbeddingRef, Endpoint, KVRef, RequestId, Role
 from triptych.models.base import KVGeometry
 from triptych.models.card import ModelCard
 from triptych.models.loading import load_language
@@ -53,6 +54,7 @@ class RoleWorker(abc.ABC):
     """One role of a worker process; nothing in it is async."""
 
     role: Role
+    max_item_tokens: int = 0  # the largest item it takes; only encoders take any
 
     @abc.abstractmethod
     def cancel(self, key: RequestId) -> None:
@@ -89,8 +91,36 @@ class Language:
         self.slab = site.add_slab("kv", KV_ARENA, block_bytes, num_blocks)
         self.layout = kv_layout(self.model.kv, settings.block_size)
         self.engine = LanguageEngine(self.model, self.slab, settings, on_fatal=die)
+        self._copy_seconds = site.settings.transfer.copy_timeout_seconds
         self.peers = Peers(site.owner, site.card.fingerprint, self.layout, site.leases.release)
         self.reader = Reader(self.peers.connect, site.owner, site.slabs, site.device, site.settings.transfer)
+
+    def read_rows(self, ref: EmbeddingRef, into: torch.Tensor) -> None:
+        """Pull an item's rows. After an error nothing writes into `into` any more. Blocks; errors as the reader's."""
+        with self._settled(ref.owner, into):
+            self.reader.read_rows(ref, into)
+
+    def read_blocks(self, ref: KVRef, block_ids: Sequence[int]) -> None:
+        """Pull KV blocks into blocks of this worker; otherwise as `read_rows`."""
+        if ref.kv_layout != self.layout:
+            raise TransferFailed(
+                f"KV of layout {ref.kv_layout.hex()[:8]} came, this worker's is {self.layout.hex()[:8]}"
+            )
+        blocks = self.slab.data.view(self.slab.num_units, self.slab.unit_bytes)
+        with self._settled(ref.owner, blocks):
+            self.reader.read_blocks(ref, blocks, block_ids)
+
+    @contextmanager
+    def _settled(self, owner: Endpoint, destination: torch.Tensor) -> Iterator[None]:
+        """Waits out a copy that was given up, and lets go of an owner that does not answer any more."""
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, WorkerLost | TransferFailed):
+                self.reader.forget(owner)
+            if not self.reader.wait_until_quiet(destination, self._copy_seconds):
+                die(error)  # a copy that never ends may still write into memory that is given to others next
+            raise
 
     def stop(self) -> None:
         self.engine.stop()

@@ -81,6 +81,7 @@ class WorkerService(GeneratedServicer):
             pid=os.getpid(),
             max_model_len=site.card.max_model_len,
             block_size=site.settings.language.block_size,
+            max_item_tokens=max(role.max_item_tokens for role in self._roles),
             protocol=wire.PROTOCOL,
         )
         if request.check_invariants:

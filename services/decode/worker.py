@@ -185,8 +185,7 @@ class DecodeWorker(RoleWorker):
             try:
                 first = ref.tokens_begin // self._block_size
                 mine = blocks[first : first + len(ref.blocks)]
-                slab = self._language.slab
-                self._language.reader.read_blocks(ref, slab.data.view(slab.num_units, slab.unit_bytes), mine)
+                self._language.read_blocks(ref, mine)
             finally:
                 self._engine.release_blocks(blocks)
         finally:

@@ -36,6 +36,7 @@ class EncoderWorker(RoleWorker):
             transfer=site.settings.transfer,
             on_fatal=die,
         )
+        self.max_item_tokens = self.engine.max_item_tokens
         self.engine.start()
 
     def cancel(self, key: RequestId) -> None:

@@ -50,7 +50,9 @@ class _Call:
         self.emit(Accepted())
 
     def kv_ready(self, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int, last: bool) -> None:
-        self.emit(self.worker.export(self, blocks, tokens_begin, tokens_end))
+        ref = self.worker.export(self, blocks, tokens_begin, tokens_end)
+        if ref is not None:
+            self.emit(ref)
 
     def first_tokens(self, tokens: tuple[Token, ...], times: Mapping[str, float]) -> None:
         self.worker.forget(self.job.request_id)
@@ -97,13 +99,20 @@ class PrefillWorker(RoleWorker):
             return
         self._pulls.submit(self._pull, call, item_index, ref)
 
-    def export(self, call: _Call, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int) -> KVRef:
-        """A claim on the blocks; the engine's share of them ends with it."""
+    def export(self, call: _Call, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int) -> KVRef | None:
+        """A claim on the blocks; the engine's share of them ends with it. None, and no claim, once cancelled."""
         ids = [block.id for block in blocks]
         slab = self._language.slab
-        claim = self._site.leases.grant(
-            call.job.request_id, call.lease_seconds, lambda: self._engine.release_blocks(ids)
-        )
+        # Under the lock that `forget` takes: a claim granted behind a cancel's sweep would live until its lease ends.
+        with self._lock:
+            known = self._calls.get(call.job.request_id) is call
+            if known:
+                claim = self._site.leases.grant(
+                    call.job.request_id, call.lease_seconds, lambda: self._engine.release_blocks(ids)
+                )
+        if not known:
+            self._engine.release_blocks(ids)
+            return None
         digest = b""
         if self._site.settings.transfer.checksums:
             digest = checksum(slab.data.view(slab.num_units, slab.unit_bytes)[ids])
@@ -128,6 +137,7 @@ class PrefillWorker(RoleWorker):
     def cancel(self, key: RequestId) -> None:
         self.forget(key)
         self._engine.cancel(key)
+        self._site.leases.release_request(key)
 
     def gauges(self) -> Mapping[str, float]:
         return self._engine.snapshot()
@@ -157,7 +167,7 @@ class PrefillWorker(RoleWorker):
         key = call.job.request_id
         began = time.perf_counter()
         try:
-            self._language.reader.read_rows(ref, self._engine.landing(key, item_index))
+            self._language.read_rows(ref, self._engine.landing(key, item_index))
             call.transfer_seconds += time.perf_counter() - began
             self._engine.rows_landed(key, item_index)
         except Exception as error:
