@@ -41,7 +41,7 @@ demo: $(STAMP)
 	$(BIN)/triptych demo $(ARGS)
 
 bench: $(STAMP)
-	$(BIN)/python bench/three_tiers.py $(ARGS)
+	$(BIN)/python -m bench.three_tiers $(ARGS)
 
 test-gpu: links
 	$(PYTHON) -m pytest -m gpu tests/gpu $(ARGS)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.loadgen.server import DONE, FINISH, ROLE, Answer, ScriptedServer, frame, text, usage, words
+from tests.loadgen.server import DONE, FINISH, ROLE, Answer, ScriptedServer, chunk, frame, text, usage, words
 from triptych.errors import ClusterError
 from triptych.loadgen.bench import BenchResult, render, run_bench
 from triptych.loadgen.options import BenchOptions
@@ -75,6 +75,16 @@ def test_an_answer_without_text_has_its_finish_chunk_as_first_token() -> None:
     sample = only_sample(Answer([ROLE, 0.1, FINISH, usage(5, 1), DONE]), max_tokens=1)
     assert sample.ttft >= 0.1
     assert (sample.error, sample.tpot) == ("", None)
+
+
+def test_tokens_without_text_count_when_they_come_and_when_they_are_held_back() -> None:
+    empty = chunk({"content": ""})
+    sent = only_sample(Answer([ROLE, 0.1, empty, 0.1, text("a"), FINISH, usage(5, 2), DONE]), max_tokens=2)
+    assert len(sent.chunks) == 2
+    assert sent.ttft < 0.1 + SLACK
+    held = only_sample(Answer([ROLE, text("a"), 0.2, FINISH, usage(5, 3), DONE]))
+    assert len(held.chunks) == 1
+    assert held.tpot == pytest.approx(0.1, abs=SLACK / 2)
 
 
 @pytest.mark.parametrize(

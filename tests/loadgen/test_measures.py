@@ -12,7 +12,8 @@ OPTIONS = BenchOptions(images=2, max_tokens=3, slo_ttft_seconds=1.0, slo_tpot_se
 
 def sample(sent: float = 0.0, first: float = 0.5, gap: float = 0.05, tokens: int = 3, error: str = "") -> Sample:
     chunks = () if error else tuple(first + gap * index for index in range(tokens))
-    return Sample(sent, 0.0, first + gap * tokens, chunks, tokens, 10, error)
+    last = first + gap * (tokens - 1)
+    return Sample(sent, 0.0, first + gap * tokens, chunks, last, tokens, 10, error)
 
 
 def test_rates_count_completed_requests_over_the_whole_run() -> None:

@@ -40,6 +40,12 @@ def test_a_body_asks_for_what_the_options_say() -> None:
     assert len(text["text"].split()) == 9
 
 
+def test_more_fields_are_sent_as_they_are() -> None:
+    options = BenchOptions(model="m", images=0, extra_body={"logit_bias": {"2": -100}, "temperature": 1})
+    body = json.loads(make_bodies(options)[0])
+    assert (body["logit_bias"], body["temperature"]) == ({"2": -100}, 1)
+
+
 def test_pictures_are_distinct_jpegs_of_the_size_asked_for() -> None:
     urls = pictures(make_bodies(OPTIONS) + make_bodies(OPTIONS, WARMUP))
     assert len(set(urls)) == len(urls) == 2 * (6 + 2)

@@ -64,7 +64,8 @@ async def _drive(options: BenchOptions, progress: Callable[[str], None]) -> tupl
 def render(result: BenchResult) -> Table:
     """The figures for people at a terminal."""
     measures = result.measures
-    table = Table("", "p50", "p90", "p99", title=_title(result.options), title_justify="left")
+    title = _title(result.options)
+    table = Table("", "p50", "p90", "p99", title=title, title_justify="left", min_width=len(title))
     for name, figures in (
         ("TTFT ms", measures.ttft_seconds),
         ("TPOT ms", measures.tpot_seconds),

@@ -4,11 +4,13 @@ Definitions (seconds; p50, p90, p99 are percentiles with linear interpolation):
 
     clock       starts when the client sends the request's first byte
     TTFT        first content chunk - start. A content chunk is an event whose delta carries generated text (content,
-                reasoning or a tool call): a chunk that only names the role is none. An answer all of whose tokens
-                decode to no text has its finish chunk as its only content chunk
+                reasoning or a tool call), or carries nothing and neither names the role nor ends the answer: a token
+                that decodes to no text. A chunk that names the role and has no text is none
     ITL         each gap between two content chunks of one answer; chunk_tokens says how many tokens a chunk carries
-    TPOT        (last content chunk - first) / (n - 1), n being the output tokens by the server's usage, or the number
-                of content chunks where it sends none. An answer of one token has no TPOT, and passes its limit
+    TPOT        (last - first content chunk) / (n - 1). Last is the later one of the last content chunk and the chunk
+                with the finish_reason: servers hold back tokens without text, and the finish tells of the last one.
+                n is the output tokens by the server's usage, or the number of content chunks where it sends none. An
+                answer of one token has no TPOT, and passes its limit
     E2E         [DONE] - start
     completed   HTTP 200, an event stream with a finish_reason and [DONE] and neither an error frame nor anything that
                 is not an event: whatever else comes back is an error, also when text came before it

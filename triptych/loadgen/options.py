@@ -1,7 +1,8 @@
 """What to send, how fast, and what counts as fast enough."""
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from triptych.errors import ConfigError
@@ -29,6 +30,7 @@ class BenchOptions:
     timeout_seconds: float = 300.0  # per request
     jpeg_quality: int = 85
     ignore_eos: bool = True  # ask for exactly max_tokens; switch off for servers that refuse the field
+    extra_body: Mapping[str, Any] = field(default_factory=dict)  # more fields of each request, as they are
     api_key: str = ""
 
     def __post_init__(self) -> None:

@@ -19,7 +19,8 @@ class Sample:
     sent: float  # after the run's first byte
     lateness: float
     ended: float
-    chunks: tuple[float, ...] = ()  # arrival of each content chunk
+    chunks: tuple[float, ...] = ()  # arrival of each content chunk; the finish chunk's where there is none
+    last: float = 0.0  # arrival of the last token
     output_tokens: int = 0
     prompt_tokens: int = 0
     error: str = ""
@@ -33,7 +34,7 @@ class Sample:
         """None for an answer of one token."""
         if self.output_tokens < 2:
             return None
-        return (self.chunks[-1] - self.chunks[0]) / (self.output_tokens - 1)
+        return (self.last - self.chunks[0]) / (self.output_tokens - 1)
 
     def attains(self, options: BenchOptions) -> bool:
         if self.error or self.output_tokens != options.max_tokens:
@@ -68,6 +69,7 @@ def judge(exchange: Exchange, origin: float) -> Sample:
         sample,
         ended=answer.done - start,
         chunks=tuple(at - start for at in answer.chunks or [answer.finished]),
+        last=max([*answer.chunks, answer.finished]) - start,
         output_tokens=answer.output_tokens or max(1, len(answer.chunks)),
         prompt_tokens=answer.prompt_tokens,
     )
@@ -108,9 +110,10 @@ class _Answer:
 
     def _take_choice(self, choice: dict[str, Any], at: float) -> None:
         delta = choice.get("delta") or {}
-        if any(delta.get(name) for name in _DELTA_TEXTS):
+        finishes = bool(choice.get("finish_reason"))
+        if any(delta.get(name) for name in _DELTA_TEXTS) or not (finishes or delta.get("role")):
             self.chunks.append(at)
-        if choice.get("finish_reason"):
+        if finishes:
             self.finished = at
 
     def check_complete(self) -> None:

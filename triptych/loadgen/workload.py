@@ -101,4 +101,4 @@ def _body(options: BenchOptions, kind: int, index: int, uris: Sequence[str]) -> 
     }
     if options.ignore_eos:
         body["ignore_eos"] = True
-    return json.dumps(body).encode()
+    return json.dumps(body | dict(options.extra_body)).encode()

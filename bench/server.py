@@ -1,0 +1,112 @@
+"""`triptych serve` as a process on a free port of the loopback interface, for the scripts in this folder."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import httpx
+
+_HEALTH_SECONDS = 60.0
+_STOP_SECONDS = 60.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Server:
+    """Up when the block begins, gone when it ends."""
+
+    def __init__(
+        self, topology: str, model: str, flags: Sequence[str] = (), extra_body: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """flags: more of `triptych serve`; extra_body: what every request to this server should carry."""
+        self.topology = topology
+        self.extra_body = extra_body
+        self.url = ""
+        self._command = [
+            sys.executable,
+            "-m",
+            "triptych.cli",
+            "serve",
+            model,
+            "--topology",
+            topology,
+            "--port",
+            "0",
+            *flags,
+        ]
+
+    def __enter__(self) -> "Server":
+        self._log = tempfile.TemporaryFile("w+")
+        # A Ray of its own: it must not go away with another server's.
+        environment = os.environ | {"TRIPTYCH_SERVE_RAY": "local"}
+        self._process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment
+        )
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._log.close()
+
+    def _wait_ready(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            found = re.search(r"(http://\S+?)/v1", line)
+            if found:
+                self.url = found[1]
+                break
+        else:
+            self._log.seek(0)
+            raise RuntimeError(f"`triptych serve --topology {self.topology}` ended:\n{self._log.read()[-2000:]}")
+        deadline = time.monotonic() + _HEALTH_SECONDS
+        while httpx.get(f"{self.url}/health", trust_env=False).status_code != httpx.codes.OK:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.topology} is not healthy after {_HEALTH_SECONDS:g} s")
+            time.sleep(0.1)
+
+    def router_cpu_seconds(self) -> float:
+        """CPU time of the router's process so far, all its threads."""
+        fields = Path(f"/proc/{self._router_pid()}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def router_cpu_share(self, seconds: float = 5.0) -> float:
+        """CPU seconds per second that the router takes when nobody asks it anything."""
+        before = self.router_cpu_seconds()
+        time.sleep(seconds)
+        return (self.router_cpu_seconds() - before) / seconds
+
+    def _router_pid(self) -> int:
+        """The process that listens on the server's port, wherever Ray has put it."""
+        port = int(self.url.rpartition(":")[2])
+        sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+        for descriptors in Path("/proc").glob("[0-9]*/fd"):
+            try:
+                if any(os.readlink(entry) in sockets for entry in descriptors.iterdir()):
+                    return int(descriptors.parent.name)
+            except OSError:
+                continue  # another user's process, or one that has just ended
+        raise RuntimeError(f"no process listens on port {port}")
+
+
+def _listening_inodes(port: int) -> list[str]:
+    """/proc/net/tcp: local address as hex:hex, state 0A for listening, inode in the tenth column."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [row[9] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port]
