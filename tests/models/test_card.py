@@ -1,6 +1,7 @@
 """What the router learns of a model folder without torch."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,14 @@ def test_a_local_folder_is_named_after_its_last_part(folder: Path) -> None:
 def test_a_model_that_is_nowhere_is_named(model: str) -> None:
     with pytest.raises(ConfigError, match=f"serve.model is '{model}': no such folder"):
         load_card(model, "auto")
+
+
+def test_a_hub_id_that_cannot_be_fetched_is_named_and_announced() -> None:
+    script = "from triptych.models.card import load_card; load_card('nobody/nothing', 'auto', print)"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.stdout.startswith("fetching nobody/nothing from the Hugging Face hub")
+    assert "ConfigError: serve.model is 'nobody/nothing': no such folder, and the hub said:" in done.stderr
 
 
 def test_equal_folders_share_a_fingerprint_wherever_they_lie(folder: Path) -> None:
@@ -135,6 +144,7 @@ def test_a_folder_without_weights_is_named(folder: Path) -> None:
         ("config.json", {"image_token_id": 6}, r"at token 6, the tokenizer has <\|image_pad\|> as 5"),
         ("config.json", {"model_type": "bert"}, "'bert'"),
         ("config.json", {"vision_config": None}, "vision_config"),
+        ("config.json", {"quantization_config": {"bits": 4}}, "quantised"),
         ("config.json", {"text_config": {"vocab_size": 448}}, "max_position_embeddings is None"),
         ("generation_config.json", {"eos_token_id": "2"}, "eos_token_id is '2'"),
         ("generation_config.json", {"top_p": "high"}, "top_p 'high'"),

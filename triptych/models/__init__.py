@@ -1,0 +1,1 @@
+"""What a model is. Without torch: `card`, `adapter` (for routers). With it: `loading`, and `base` for the engine."""

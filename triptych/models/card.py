@@ -50,6 +50,8 @@ def load_card(model: str, dtype: str, progress: Callable[[str], None] = lambda l
         raise ConfigError(f"serve.dtype is {dtype!r}, expected auto or one of {', '.join(DTYPES)}")
     folder = resolve_folder(model, progress)
     config = read_json(folder / CONFIG_FILE)
+    if "quantization_config" in config:
+        raise ConfigError(f"{folder} holds quantised weights, expected float32, bfloat16 or float16")
     text = text_config(config)
     adapter = adapter_for(config, image_processor_config(folder))
     tokenizer_ids = _added_token_ids(folder)

@@ -12,17 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from triptych.journey import Int64Array
 from triptych.models.shipping import ship
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # optional hardware path: older torch, or a build without it
-    varlen_attn = None  # type: ignore[assignment]
-
 ATTENTION_NAME = "triptych_flash_varlen"
+
+_KERNEL_CAPABILITY = (8, 0)  # of the GPU, at least
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +86,9 @@ def _groups(lengths: Int64Array, begins: Int64Array, device: torch.device) -> tu
 
 
 def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    return varlen_attn is not None and device.type == "cuda" and dtype in (torch.float16, torch.bfloat16)
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return torch.cuda.get_device_capability(device) >= _KERNEL_CAPABILITY
 
 
 def segment_attention(

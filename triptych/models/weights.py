@@ -51,7 +51,9 @@ def read_weights(module: nn.Module, folder: Path, prefixes: Mapping[str, Sequenc
             stored |= {start + ending: prefix + ending for ending in endings}
     assert stored.keys() == parameters.keys(), parameters.keys() - stored.keys()
     num_bytes = 0
-    for file in sorted({files[name] for name in stored.values()}):
+    chosen = sorted({files[name] for name in stored.values()})
+    for number, file in enumerate(chosen, start=1):
+        log.info("reading %s (%d of %d)", file.name, number, len(chosen))
         wanted = {name: source for name, source in stored.items() if files[source] == file}
         num_bytes += _read_file(file, wanted, parameters)
     log.info("read %d tensors, %.1f MB, of %s", len(stored), num_bytes / 1e6, folder)
