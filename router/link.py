@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from triptych import wire
-from triptych.errors import InvalidRecord, TriptychError, WorkerLost
+from triptych.errors import InvalidRecord, TriptychError, WorkerLost, WrongIncarnation
 from triptych.journey import Endpoint, Role, new_request_id
 from triptych.multimodal.memfd import MediaMemory
 from triptych.pb import common_pb2, worker_pb2
@@ -86,6 +86,7 @@ class WorkerLink:
         self._identity = identity
         self._changed = changed
         self._misses = 0
+        self._ask_now = asyncio.Event()
         self._channel = grpc.aio.insecure_channel(self.address, options=wire.CHANNEL_OPTIONS)
         self.calls = WorkerCalls(self._channel)
         self.tokens = TokenFeed(
@@ -122,6 +123,9 @@ class WorkerLink:
         self._held.add(task)
         try:
             return await task
+        except WorkerLost as error:
+            self._doubt(error)
+            raise
         except asyncio.CancelledError:
             waiting = asyncio.current_task()
             if task.cancelled() and self.is_lost and not (waiting and waiting.cancelling()):
@@ -159,9 +163,19 @@ class WorkerLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
 
+    def _doubt(self, error: WorkerLost) -> None:
+        """A call broke: nothing new goes there until the worker has answered again."""
+        if isinstance(error, WrongIncarnation):
+            self.lose("another process answers at its address")
+        elif self.state is LinkState.READY:
+            self._move(LinkState.UNKNOWN)
+            self._changed(self)
+        self._ask_now.set()
+
     async def _watch(self) -> None:
         clock = asyncio.get_running_loop().time
         while self.state is not LinkState.LOST:
+            self._ask_now.clear()
             asked_at = clock()
             try:
                 reply = await self.calls.status(self._question(), timeout=STATUS_TIMEOUT_SECONDS)
@@ -169,7 +183,11 @@ class WorkerLink:
                 self._missed(error)
             else:
                 self._heard(reply, asked_at)
-            await asyncio.sleep(self._identity.status_interval_seconds)
+            try:
+                async with asyncio.timeout(self._identity.status_interval_seconds):
+                    await self._ask_now.wait()
+            except TimeoutError:
+                pass
 
     def _question(self) -> worker_pb2.StatusRequest:
         request = worker_pb2.StatusRequest(

@@ -1,0 +1,339 @@
+"""A worker on loopback that speaks the whole protocol and computes nothing: token p of a prompt is a function of p.
+
+Tests steer it by its attributes: what it fails with, what it waits for; and read what it was asked.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from triptych import wire
+from triptych.errors import InvalidRecord, TriptychError, WrongIncarnation
+from triptych.journey import (
+    BlockRef,
+    EmbeddingRef,
+    Endpoint,
+    Item,
+    KVRef,
+    Role,
+    Shard,
+    Token,
+    new_claim_id,
+)
+from triptych.multimodal.digest import source_digest
+from triptych.multimodal.layout import verify_layout
+from triptych.multimodal.memfd import MemfdDescriptor, read_memfd
+from triptych.pb import (
+    common_pb2,
+    decode_pb2,
+    decode_pb2_grpc,
+    encoder_pb2,
+    encoder_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from triptych.router.link import KnownWorker
+
+FIRST_ID = 40  # letters of the embedded model's vocabulary begin about here
+BLOCK_SIZE = 16
+
+
+def token_id(choice: int, position: int) -> int:
+    return FIRST_ID + (7 * choice + position) % 60
+
+
+@dataclass(slots=True, eq=False)
+class LoopbackWorker:
+    worker_id: str
+    roles: frozenset[Role]
+    fingerprint: bytes
+    port: int = 0
+    incarnation: int = field(default_factory=lambda: secrets.randbits(62) + 1)
+    state: str = "ready"
+    reads_memfd: bool = True
+    num_blocks: int = 1000
+    free_blocks: int = 1000
+    queued_tokens: int = 0
+    finish_at: int = 1 << 30  # position at which sequences end by themselves
+    token_pause_seconds: float = 0.0
+    fail_encode: list[TriptychError] = field(default_factory=list)  # one per Encode call
+    fail_item: dict[int, TriptychError] = field(default_factory=dict)
+    fail_prefill: list[TriptychError] = field(default_factory=list)  # one per Prefill call, after it was accepted
+    fail_decode_at: dict[int, TriptychError] = field(default_factory=dict)  # by position, once
+    skip_position: int = -1  # a token that gets lost
+    gate: asyncio.Event = field(default_factory=asyncio.Event)  # closed: reserve, prefill and encode wait
+    log: list[str] = field(default_factory=list)
+    renewed: list[bytes] = field(default_factory=list)
+    memfd_reads: int = 0
+    chunks: int = 0
+    _server: Any = None
+    _routers: dict[str, asyncio.Queue[decode_pb2.SequenceTokens]] = field(default_factory=dict)
+    _reserved: dict[tuple[bytes, int], str] = field(default_factory=dict)
+    _decoding: dict[tuple[bytes, int], asyncio.Task[None]] = field(default_factory=dict)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(f"127.0.0.1:{self.port}", self.incarnation)
+
+    @property
+    def known(self) -> KnownWorker:
+        return KnownWorker(self.worker_id, self.endpoint, self.roles)
+
+    @property
+    def reserved(self) -> int:
+        return len(self._reserved)
+
+    async def start(self) -> None:
+        self.gate.set()
+        server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
+        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+        add: Any
+        for add, servicer in (
+            (worker_pb2_grpc.add_WorkerServicer_to_server, _Worker(self)),
+            (encoder_pb2_grpc.add_EncoderServicer_to_server, _Encoder(self)),
+            (prefill_pb2_grpc.add_PrefillServicer_to_server, _Prefill(self)),
+            (decode_pb2_grpc.add_DecodeServicer_to_server, _Decode(self)),
+        ):
+            add(servicer, server)
+        await server.start()
+        self._server = server
+
+    async def kill(self) -> None:
+        """As if the process died: every call breaks at once."""
+        for task in self._decoding.values():
+            task.cancel()
+        await self._server.stop(grace=None)
+        self._routers.clear()
+        self._reserved.clear()
+
+    async def restart(self) -> None:
+        """Another process at the same address."""
+        await self.kill()
+        self.incarnation = secrets.randbits(62) + 1
+        await self.start()
+
+    async def drop_routers(self) -> None:
+        """Breaks the token streams, and nothing else."""
+        for queue in self._routers.values():
+            queue.put_nowait(decode_pb2.SequenceTokens())
+
+    async def check(self, envelope: common_pb2.Envelope, context: Any) -> None:
+        if envelope.worker_incarnation != self.incarnation:
+            await _refuse(context, WrongIncarnation("another process is meant"))
+        assert envelope.model_fingerprint == self.fingerprint
+        assert len(envelope.request_id) == 16
+        assert envelope.deadline_ms > 0
+
+
+async def _refuse(context: Any, error: TriptychError) -> None:
+    await context.abort(wire.status_code(error), error.message, wire.failure_trailer(error))
+
+
+class _Worker(worker_pb2_grpc.WorkerServicer):
+    def __init__(self, worker: LoopbackWorker) -> None:
+        self._worker = worker
+
+    async def Status(self, request: worker_pb2.StatusRequest, context: Any) -> worker_pb2.StatusReply:
+        worker = self._worker
+        gauges = {
+            "kv_blocks": worker.num_blocks,
+            "kv_free_blocks": worker.free_blocks,
+            "prefill_queued_tokens": worker.queued_tokens,
+            "encoder_queued_tokens": worker.queued_tokens,
+        }
+        reply = worker_pb2.StatusReply(
+            worker_id=worker.worker_id,
+            incarnation=worker.incarnation,
+            roles=sorted(worker.roles),
+            state=worker.state,
+            model_fingerprint=worker.fingerprint,
+            gauges=[worker_pb2.Gauge(name=name, value=value) for name, value in gauges.items()],
+            protocol=wire.PROTOCOL,
+            block_size=BLOCK_SIZE,
+        )
+        if request.HasField("probe"):
+            probe = request.probe
+            found = read_memfd(MemfdDescriptor(probe.host_id, probe.pid, probe.fd), len(probe.nonce))
+            reply.probe_readable = worker.reads_memfd and found == probe.nonce
+        return reply
+
+    async def Cancel(self, request: worker_pb2.CancelRequest, context: Any) -> common_pb2.Empty:
+        await self._worker.check(request.envelope, context)
+        self._worker.log.append("cancel")
+        key = request.envelope.request_id, request.envelope.attempt
+        self._worker._reserved.pop(key, None)
+        if key in self._worker._decoding:
+            self._worker._decoding.pop(key).cancel()
+        return common_pb2.Empty()
+
+    async def Renew(self, request: worker_pb2.RenewRequest, context: Any) -> worker_pb2.RenewReply:
+        await self._worker.check(request.envelope, context)
+        self._worker.renewed += request.claim_ids
+        return worker_pb2.RenewReply()
+
+
+class _Encoder(encoder_pb2_grpc.EncoderServicer):
+    def __init__(self, worker: LoopbackWorker) -> None:
+        self._worker = worker
+
+    async def Encode(self, requests: AsyncIterator[encoder_pb2.EncodeRequest], context: Any) -> AsyncIterator[Any]:
+        worker = self._worker
+        start = (await anext(requests)).start
+        await worker.check(start.envelope, context)
+        worker.log.append(f"encode {','.join(str(item.index) for item in start.items)}")
+        await worker.gate.wait()
+        media = {source.index: bytearray() for source in start.media}
+        for source in start.media:
+            if source.HasField("memfd"):
+                worker.memfd_reads += 1
+                where = MemfdDescriptor(source.memfd.host_id, source.memfd.pid, source.memfd.fd)
+                media[source.index] += read_memfd(where, source.num_bytes)
+        async for request in requests:
+            worker.chunks += 1
+            media[request.chunk.media] += request.chunk.data
+        for source in start.media:
+            assert source_digest(bytes(media[source.index])) == source.digest
+        error = worker.fail_encode.pop(0) if worker.fail_encode else None
+        if error is not None:
+            await _refuse(context, error)
+        for message in start.items:
+            item = wire.item_from_pb(message)
+            failure = worker.fail_item.pop(item.index, None)
+            if failure is not None:
+                yield encoder_pb2.EncodeReply(item_index=item.index, failure=wire.failure_to_pb(failure))
+            else:
+                yield encoder_pb2.EncodeReply(item_index=item.index, ref=wire.embedding_ref_to_pb(self._ref(item)))
+
+    def _ref(self, item: Item) -> EmbeddingRef:
+        return EmbeddingRef(
+            claim_id=new_claim_id(),
+            owner=self._worker.endpoint,
+            item_digest=item.digest,
+            rows=item.rows,
+            width=8,
+            dtype="float32",
+            shards=(Shard(0, 1, 0),),
+            generation=1,
+            lease_seconds=30,
+        )
+
+
+class _Prefill(prefill_pb2_grpc.PrefillServicer):
+    def __init__(self, worker: LoopbackWorker) -> None:
+        self._worker = worker
+
+    async def Prefill(self, requests: AsyncIterator[prefill_pb2.PrefillRequest], context: Any) -> AsyncIterator[Any]:
+        worker = self._worker
+        start = (await anext(requests)).start
+        await worker.check(start.envelope, context)
+        layout = wire.layout_from_pb(start.layout)
+        verify_layout(layout)
+        generated = wire.tokens_from_bytes(start.generated)
+        worker.log.append(f"prefill attempt {start.envelope.attempt} after {len(generated)}")
+        await worker.gate.wait()
+        yield prefill_pb2.PrefillReply(accepted=prefill_pb2.Accepted())
+        if worker.fail_prefill:
+            await _refuse(context, worker.fail_prefill.pop(0))
+        got = {}
+        while len(got) < len(layout.items):
+            request = await anext(requests, None)
+            if request is None:
+                return  # the router has given up
+            got[request.item.item_index] = request.item.ref
+        for item in layout.items:
+            assert got[item.index].item_digest == item.digest
+        total = layout.num_tokens + len(generated)
+        if start.decode_follows:
+            yield prefill_pb2.PrefillReply(kv=wire.kv_ref_to_pb(self._kv_ref(total)))
+        tokens = [self._first(start, branch, len(generated)) for branch in range(start.branches)]
+        yield prefill_pb2.PrefillReply(first=prefill_pb2.FirstTokens(tokens=tokens))
+
+    def _first(self, start: prefill_pb2.PrefillStart, branch: int, position: int) -> common_pb2.Token:
+        return wire.token_to_pb(_token(self._worker, branch, position, start.sampling.max_tokens))
+
+    def _kv_ref(self, num_tokens: int) -> KVRef:
+        blocks = tuple(BlockRef(index, 1) for index in range(-(-num_tokens // BLOCK_SIZE)))
+        shards = (Shard(0, 2, 0),)
+        return KVRef(new_claim_id(), self._worker.endpoint, blocks, 0, num_tokens, shards, "float32", b"", 30)
+
+
+class _Decode(decode_pb2_grpc.DecodeServicer):
+    def __init__(self, worker: LoopbackWorker) -> None:
+        self._worker = worker
+
+    async def Reserve(self, request: decode_pb2.ReserveRequest, context: Any) -> decode_pb2.ReserveReply:
+        worker, envelope = self._worker, request.envelope
+        await worker.check(envelope, context)
+        assert envelope.router_id in worker._routers, "a router attaches before it reserves"
+        worker.log.append(f"reserve {request.prompt_tokens}+{request.max_tokens}x{request.branches}")
+        await worker.gate.wait()
+        worker._reserved[envelope.request_id, envelope.attempt] = envelope.router_id
+        return decode_pb2.ReserveReply(reserved_blocks=1)
+
+    async def Decode(self, requests: AsyncIterator[decode_pb2.DecodeRequest], context: Any) -> decode_pb2.DecodeReply:
+        worker = self._worker
+        start = (await anext(requests)).start
+        await worker.check(start.envelope, context)
+        key = start.envelope.request_id, start.envelope.attempt
+        try:
+            first = await self._take_over(requests, start)
+        except BaseException:
+            worker._reserved.pop(key, None)
+            raise
+        router_id = worker._reserved[key]
+        worker.log.append(f"decode after {len(wire.tokens_from_bytes(start.generated)) + 1}")
+        worker._decoding[key] = asyncio.create_task(self._generate(key, router_id, start, first))
+        return decode_pb2.DecodeReply()
+
+    async def Attach(self, request: decode_pb2.AttachRequest, context: Any) -> AsyncIterator[decode_pb2.TokenBatch]:
+        await self._worker.check(request.envelope, context)
+        queue: asyncio.Queue[decode_pb2.SequenceTokens] = asyncio.Queue()
+        self._worker._routers[request.envelope.router_id] = queue
+        yield decode_pb2.TokenBatch()
+        while (sequence := await queue.get()).request_id:
+            yield decode_pb2.TokenBatch(sequences=[sequence])
+
+    async def _take_over(self, requests: AsyncIterator[decode_pb2.DecodeRequest], start: Any) -> list[Token]:
+        covered = 0
+        async for request in requests:
+            if request.HasField("kv"):
+                covered = request.kv.tokens_end
+            else:
+                expected = len(start.layout.token_ids) // 4 + len(start.generated) // 4
+                assert covered == expected
+                return [wire.token_from_pb(token) for token in request.first.tokens]
+        raise InvalidRecord("the call ended before the first tokens")
+
+    async def _generate(self, key: tuple[bytes, int], router_id: str, start: Any, first: list[Token]) -> None:
+        worker = self._worker
+        open_branches = [token.choice for token in first if not token.finish_reason]
+        position = first[0].position
+        try:
+            while open_branches:
+                position += 1
+                await asyncio.sleep(worker.token_pause_seconds)
+                message = decode_pb2.SequenceTokens(request_id=key[0], attempt=key[1])
+                failure = worker.fail_decode_at.pop(position, None)
+                if failure is not None:
+                    message.failure.CopyFrom(wire.failure_to_pb(failure))
+                    open_branches.clear()
+                elif position != worker.skip_position:
+                    tokens = [_token(worker, choice, position, start.sampling.max_tokens) for choice in open_branches]
+                    message.tokens.extend(map(wire.token_to_pb, tokens))
+                    open_branches = [token.choice for token in tokens if not token.finish_reason]
+                worker._routers[router_id].put_nowait(message)
+        finally:
+            worker._reserved.pop(key, None)
+            worker._decoding.pop(key, None)
+
+
+def _token(worker: LoopbackWorker, choice: int, position: int, max_tokens: int) -> Token:
+    finish = "stop" if position == worker.finish_at else "length" if position == max_tokens - 1 else ""
+    return Token(token_id(choice, position), -0.25, choice, position, finish)

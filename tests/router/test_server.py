@@ -1,0 +1,94 @@
+"""The server in a thread of its own, and the command line around it."""
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+from triptych.config import RouterSettings, Settings
+from triptych.errors import ConfigError
+from triptych.journey import Endpoint, Role
+from triptych.models.card import ModelCard
+from triptych.router.link import KnownWorker
+from triptych.router.server import RouterServer
+
+ANY_PORT = Settings(router=RouterSettings(port=0, status_interval_seconds=0.05))
+
+
+def test_a_server_starts_on_a_free_port_and_stops_with_its_thread(card: ModelCard) -> None:
+    server = RouterServer(ANY_PORT, card)
+    port = server.start()
+    assert httpx.get(f"http://127.0.0.1:{port}/live", trust_env=False).status_code == 200
+    server.stop()
+    assert not any(thread.name == "router" for thread in threading.enumerate())
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{port}/live", trust_env=False)
+
+
+def test_workers_may_be_told_from_another_thread(card: ModelCard) -> None:
+    server = RouterServer(ANY_PORT, card)
+    port = server.start()
+    server.update([KnownWorker("w", Endpoint("127.0.0.1:1", 7), frozenset({Role.ENCODE}))])
+    deadline = time.monotonic() + 5
+    workers: list[dict[str, object]] = []
+    while not workers and time.monotonic() < deadline:
+        workers = httpx.get(f"http://127.0.0.1:{port}/v1/cluster", trust_env=False).json()["workers"]
+    assert workers[0]["worker_id"] == "w"
+    assert workers[0]["state"] == "unknown"
+    server.stop()
+
+
+def test_a_taken_port_is_a_config_error(card: ModelCard) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = dataclasses.replace(ANY_PORT, router=RouterSettings(port=port))
+        with pytest.raises(ConfigError, match=str(port)):
+            RouterServer(settings, card).start()
+
+
+def test_what_keeps_it_from_starting_is_raised(card: ModelCard) -> None:
+    settings = dataclasses.replace(ANY_PORT, router=RouterSettings(port=0, allow_media_cidrs=("nonsense",)))
+    with pytest.raises(ConfigError, match="allow_media_cidrs"):
+        RouterServer(settings, card).start()
+
+
+def test_two_servers_live_side_by_side(card: ModelCard) -> None:
+    servers = [RouterServer(ANY_PORT, card) for _ in range(2)]
+    ports = [server.start() for server in servers]
+    servers[0].stop()
+    assert httpx.get(f"http://127.0.0.1:{ports[1]}/live", trust_env=False).status_code == 200
+    servers[1].stop()
+
+
+def test_the_command_serves_until_it_is_told_to_stop(card: ModelCard) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "triptych.router",
+        "--model",
+        str(card.folder),
+        "--dtype",
+        "float32",
+        "--port",
+        "0",
+    ]
+    process = subprocess.Popen(
+        [*command, "--worker", "127.0.0.1:1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ,
+    )
+    assert process.stdout is not None
+    line = next(line for line in process.stdout if line.startswith("router ready at "))
+    url = line.split()[-1]
+    assert httpx.get(f"{url}/health", trust_env=False).status_code == 503
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 0
