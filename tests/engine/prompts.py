@@ -1,6 +1,7 @@
 """Questions for the language engine: laid out from transformers' own input ids, with rows from our vision tower."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,13 @@ def user(*parts: str | Image.Image) -> dict[str, Any]:
     }
 
 
-def layout_of(card: ModelCard, token_ids: Sequence[int], pictures: Sequence[Image.Image] = ()) -> Layout:
-    """Ids with expanded placeholders, cut into text and items."""
+def layout_of(
+    card: ModelCard, token_ids: Sequence[int], pictures: Sequence[Image.Image] = (), atomic: bool = False
+) -> Layout:
+    """Ids with expanded placeholders, cut into text and items.
+
+    atomic: as a family lays its items whose images must be computed whole
+    """
     ids, waiting = list(token_ids), list(pictures)
     parts: list[TextPart | ItemPart] = []
     while ids:
@@ -41,7 +47,8 @@ def layout_of(card: ModelCard, token_ids: Sequence[int], pictures: Sequence[Imag
             image = waiting.pop(0)
             plan = card.adapter.plan(image.width, image.height, {})
             assert plan.rows == run
-            parts.append(card.adapter.part(plan, bytes([len(parts)]) * 32, image.width, image.height, len(parts)))
+            part = card.adapter.part(plan, bytes([len(parts)]) * 32, image.width, image.height, len(parts))
+            parts.append(replace(part, atomic=atomic))
         else:
             parts.append(TextPart(tuple(ids[:run])))
         ids = ids[run:]

@@ -81,6 +81,16 @@ def test_sixteen_at_once_get_the_same_answers(model: LanguageModel, exam: Exam, 
     assert sum(exam.mark(number % 4, answer[0]) for number, answer in enumerate(answers)) == 16 * 48
 
 
+def test_atomic_items_are_computed_whole_and_change_nothing(card: ModelCard, model: LanguageModel, exam: Exam) -> None:
+    pictures = pictures_in(QUESTIONS[2][1])
+    layout = layout_of(card, exam.answers[2].prompt_ids, pictures, atomic=True)
+    assert min(item.rows for item in layout.items) == 4
+    assert max(item.rows for item in layout.items) > 11
+    with running(model, prefill_chunk_tokens=11) as pair:
+        tokens = pair.answer(Asked(layout, GREEDY, exam.asked[2].rows))[0]
+    assert exam.mark(2, tokens) == 48
+
+
 @pytest.mark.parametrize("kept", [1, 7, 30])
 def test_a_continuation_goes_on_as_if_nothing_had_happened(model: LanguageModel, exam: Exam, kept: int) -> None:
     """The worker dies after some tokens; prompt and tokens are prefilled again elsewhere."""

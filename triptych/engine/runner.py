@@ -23,12 +23,16 @@ class Runner:
     def __init__(self, model: LanguageModel, slab: Slab | None, kv_bytes: int, block_size: int) -> None:
         """slab: with units of one block each; without one the runner allocates kv_bytes of its own.
 
-        Raises ConfigError when that is less than one block.
+        Raises ConfigError when that is less than one block, or the units are of another size.
         """
         block_bytes = model.kv.block_bytes(block_size)
         data = slab.data if slab is not None else _allocate(kv_bytes // block_bytes * block_bytes, model.device)
         if data.numel() < block_bytes:
             raise ConfigError(f"language.kv_bytes gives {data.numel()} bytes of KV, one block takes {block_bytes}")
+        if slab is not None and slab.words.numel() * block_bytes != data.numel():
+            raise ConfigError(
+                f"the KV slab has {slab.words.numel()} units, blocks of {block_bytes} bytes do not fill them"
+            )
         self.model = model
         self.block_size = block_size
         self.num_blocks = data.numel() // block_bytes
@@ -43,6 +47,9 @@ class Runner:
         if device.type != "cuda":
             yield
             return
+        # cuDNN plans attention anew for every length it has not met, and to decode is to meet a new length each step:
+        # on an H200 such a step took 45 ms, and takes 5 with the other kernels.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         with torch.cuda.device(device):
             stream = new_stream(device)
             stream.wait_stream(torch.cuda.default_stream(device))  # on which the weights were loaded
