@@ -241,7 +241,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServicer):
         yield prefill_pb2.PrefillReply(accepted=prefill_pb2.Accepted())
         if worker.fail_prefill:
             await _refuse(context, worker.fail_prefill.pop(0))
-        got = {}
+        got: dict[int, common_pb2.EmbeddingRef] = {}
         while len(got) < len(layout.items):
             request = await anext(requests, None)
             if request is None:

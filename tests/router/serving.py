@@ -22,7 +22,7 @@ from triptych.router.app import build_app
 from triptych.router.router import Router
 
 PICTURES = Path(__file__).parent.parent / "data"
-QUICK = {"status_interval_seconds": 0.02, "port": 0, "stage_timeout_seconds": 10.0}
+QUICK: dict[str, Any] = {"status_interval_seconds": 0.02, "port": 0, "stage_timeout_seconds": 10.0}
 
 
 @dataclass(slots=True)
@@ -100,8 +100,7 @@ async def serving(
     async with _listening(router) as url, httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
         served = Served(router, list(workers), client, url)
         if workers:
-            roles = frozenset[Role]().union(*(worker.roles for worker in workers))
-            await until(lambda: all(router.fleet.is_ready(role) for role in roles))
+            await until(lambda: all(link.takes(role) for link in router.fleet.links for role in link.roles))
         yield served
     for worker in workers:
         await worker.kill()

@@ -51,7 +51,7 @@ def test_any_ids_read_as_decoding_them_at_once(detokenizer: Detokenizer, seed: i
 
 
 def test_special_tokens_have_no_text_in_a_stream_but_can_be_shown(detokenizer: Detokenizer) -> None:
-    special = detokenizer.tokenizer.token_to_id("<|im_end|>")
+    special = _id_of(detokenizer.tokenizer, "<|im_end|>")
     assert detokenizer.stream().feed(special) == ""
     assert detokenizer.token_bytes(special, with_specials=False) == b""
     assert detokenizer.token_bytes(special, with_specials=True) == b"<|im_end|>"
@@ -75,10 +75,16 @@ def test_an_incomplete_character_waits_for_the_end(detokenizer: Detokenizer) -> 
 def test_other_vocabularies_are_decoded_by_a_window(text: str) -> None:
     tokenizer = _byte_fallback_tokenizer(text)
     detokenizer = Detokenizer(tokenizer, tokenizer.get_vocab_size())
-    ids = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
+    ids = [_id_of(tokenizer, f"<0x{byte:02X}>") for byte in text.encode()]
     pieces = streamed(detokenizer.stream(), ids)
     assert "".join(pieces) == text
     assert not any("�" in piece for piece in pieces)
+
+
+def _id_of(tokenizer: Tokenizer, token: str) -> int:
+    token_id = tokenizer.token_to_id(token)
+    assert token_id is not None
+    return token_id
 
 
 def _byte_fallback_tokenizer(text: str) -> Tokenizer:

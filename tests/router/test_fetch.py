@@ -20,7 +20,11 @@ IMAGE = b"\x89PNG and so on"
 
 @asynccontextmanager
 async def fetcher(**settings: Any) -> AsyncIterator[MediaFetcher]:
-    opened = {"allow_media_cidrs": ("127.0.0.0/8",), "allow_media_ports": (), "fetch_timeout_seconds": 2.0}
+    opened: dict[str, Any] = {
+        "allow_media_cidrs": ("127.0.0.0/8",),
+        "allow_media_ports": (),
+        "fetch_timeout_seconds": 2.0,
+    }
     made = MediaFetcher(RouterSettings(**(opened | settings)))
     try:
         yield made

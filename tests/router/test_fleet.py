@@ -133,7 +133,7 @@ async def test_patience_ends() -> None:
         await until(lambda: fleet.is_ready(Role.DECODE))
         await there.kill()
         await until(lambda: not fleet.is_ready(Role.DECODE))
-        with pytest.raises(NoWorker, match="0.1 s"):
+        with pytest.raises(NoWorker, match=r"0\.1 s"):
             await fleet.decode_for()
 
 
