@@ -33,7 +33,7 @@ ARROWS: Mapping[str, set[str]] = {
     "services.prefill": TIER | {"services"},
     "services.decode": TIER | {"services"},
     "router": BASE | {"wire", "pb", "models"},  # of models the torch-free half; see the closure below
-    "cluster": TIER | {"services", "router", "client"},
+    "cluster": TIER - {"wire", "pb"} | {"services", "router", "client"},
     "loadgen": {"errors", "config"},
     "client": {"errors", "config"},
     "cli": {"errors", "config"},  # loads the chosen command's module by name
