@@ -37,9 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="triptych", description="Multimodal model serving in three panels")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands.add_parser("serve", help="start encoders, prefill and decode workers and the router"))
-    _add_demo(
-        commands.add_parser("demo", help="start a server, ask about the pictures in tests/data")
-    )
+    _add_demo(commands.add_parser("demo", help="start a server, ask about the pictures in tests/data"))
     _add_ask(commands.add_parser("ask", help="ask a running server, with or without pictures"))
     _add_status(commands.add_parser("status", help="the live cluster as a table"))
     _add_bench(commands.add_parser("bench", help="load a server and measure it"))
@@ -47,9 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", nargs="?", help="a local folder or a hub id (default: the embedded model)"
-    )
+    parser.add_argument("model", nargs="?", help="a local folder or a hub id (default: the embedded model)")
     parser.add_argument("--served-name", help="model name that requests use (default: the folder's name)")
     parser.add_argument("--topology", choices=TOPOLOGIES, help="which roles share a process (default: e+p+d)")
     parser.add_argument("--encoders", type=int, help="encoder workers (default: 1)")
