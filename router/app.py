@@ -89,7 +89,7 @@ def _add_probes(app: FastAPI, router: Router) -> None:
 
     @app.api_route("/metrics", methods=["GET", "HEAD"], response_model=None)
     async def metrics() -> Response:
-        return Response(router.metrics.expose(), media_type=CONTENT_TYPE_LATEST)
+        return Response(router.expose_metrics(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/cluster", response_model=None)
     async def cluster() -> dict[str, Any]:

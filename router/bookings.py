@@ -31,25 +31,28 @@ class Booking:
 class Bookings:
     """All bookings of one worker in one role."""
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self, changed: Callable[[float], None]) -> None:
+        """changed: told the total after every change."""
+        self.total = 0.0
         self._open: set[Booking] = set()
         self._changed = changed
-
-    @property
-    def total(self) -> float:
-        return sum(booking.amount for booking in self._open)
 
     def add(self, amount: float) -> Booking:
         booking = Booking(self, amount)
         self._open.add(booking)
-        self._changed()
+        self._count(self.total + amount)
         return booking
 
     def drop(self, booking: Booking) -> None:
         if booking in self._open:
             self._open.remove(booking)
-            self._changed()
+            self._count(self.total - booking.amount)
 
     def cover(self, asked_at: float) -> None:
         """A report asked for at this time has come: what had been sent before is in it."""
-        self._open -= {booking for booking in self._open if booking.sent_at < asked_at}
+        self._open = {booking for booking in self._open if booking.sent_at >= asked_at}
+        self._count(sum(booking.amount for booking in self._open))
+
+    def _count(self, total: float) -> None:
+        self.total = total if self._open else 0.0  # no rounding error outlives the work
+        self._changed(self.total)

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import math
 import secrets
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from triptych.config import RouterSettings
@@ -12,7 +14,7 @@ from triptych.journey import Endpoint, Role
 from triptych.metrics import RouterMetrics, WorkerGauges
 from triptych.multimodal.memfd import MediaMemory
 from triptych.router.link import KnownWorker, LinkState, RouterIdentity, WorkerLink
-from triptych.router.placement import RoleColumns, Snapshot, place_items, place_prompt, place_stream
+from triptych.router.placement import Snapshot, place_items, place_prompt, place_stream
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +37,6 @@ class Fleet:
         self.router_id = secrets.token_hex(8)
         self.snapshot = Snapshot.of(())
         self._patience_seconds = min(settings.stage_timeout_seconds, restart_patience_seconds)
-        self._metrics = metrics
         self._gauges = WorkerGauges()
         metrics.add_workers(self._gauges)
         nonce = secrets.token_bytes(16)
@@ -69,7 +70,7 @@ class Fleet:
         what it has while it answers: a list that was made in haste must not end requests.
         """
         before, self._known = self._known, {worker.worker_id: worker for worker in workers}
-        if not self._running:
+        if not self._running or (self._links and self._known == before):
             return
         for worker_id, link in list(self._links.items()):
             worker = self._known.get(worker_id)
@@ -78,7 +79,7 @@ class Fleet:
                 self._close(self._links.pop(worker_id))
         for worker in workers:
             if worker.worker_id not in self._links:
-                self._links[worker.worker_id] = WorkerLink(worker, self._identity, self._refresh)
+                self._connect(worker)
         self._rebuild()
 
     @property
@@ -118,8 +119,7 @@ class Fleet:
 
     def max_model_len(self, of_card: int) -> int:
         """Tokens of prompt and output together that some ready decode worker takes."""
-        limits = [_token_limit(link) for link in self._rows if link.takes(Role.DECODE)]
-        return min(of_card, max(limits, default=of_card))
+        return int(min(of_card, self.snapshot.token_limit()))
 
     def describe(self) -> list[dict[str, Any]]:
         """The workers as JSON values, for /v1/cluster."""
@@ -140,43 +140,51 @@ class Fleet:
             for link in self._rows
         ]
 
-    def _refresh(self, link: WorkerLink) -> None:
+    def count_by_state(self) -> Counter[tuple[str, str]]:
+        """Workers by tier and state."""
+        return Counter((_tier(link), str(link.state)) for link in self._rows)
+
+    def _heard(self, link: WorkerLink) -> None:
         """Writes one worker's row; replaces a lost link while its worker is still said to be there."""
         if self._links.get(link.worker_id) is not link:
             return
         if link.state is LinkState.LOST:
             self._replace(link)
             return
-        self._write(self.snapshot.worker_ids.index(link.worker_id), link)
-        self._publish()
+        self._write(self.snapshot.row_by_id[link.worker_id], link)
+
+    def _booked(self, link: WorkerLink, role: Role, total: float) -> None:
+        if self._links.get(link.worker_id) is link:
+            self.snapshot.roles[role].booked[self.snapshot.row_by_id[link.worker_id]] = total
+
+    def _connect(self, worker: KnownWorker) -> None:
+        self._links[worker.worker_id] = WorkerLink(worker, self._identity, self._heard, self._booked)
 
     def _replace(self, lost: WorkerLink) -> None:
         self._close(self._links.pop(lost.worker_id))
         worker = self._known.get(lost.worker_id)
         if worker is not None and self._running:
             # Whoever answers there now is welcome; who it is, its Status tells.
-            anyone = KnownWorker(worker.worker_id, Endpoint(worker.endpoint.address, 0), worker.roles)
-            self._links[worker.worker_id] = WorkerLink(anyone, self._identity, self._refresh)
+            self._connect(KnownWorker(worker.worker_id, Endpoint(worker.endpoint.address, 0), worker.roles))
         self._rebuild()
 
     def _rebuild(self) -> None:
         self.snapshot = Snapshot.of(list(self._links))
         self._rows = [self._links[worker_id] for worker_id in self.snapshot.worker_ids]
+        self._gauges.by_worker.clear()
         for row, link in enumerate(self._rows):
             self._write(row, link)
-        self._publish()
 
     def _write(self, row: int, link: WorkerLink) -> None:
         for role in link.roles:
             columns = self.snapshot.roles[role]
-            columns.ready[row] = link.takes(role)
             columns.booked[row] = link.bookings[role].total
-            _write_load(columns, row, role, link)
+            columns.reported[row], columns.room[row] = _load(role, link.gauges)
+            columns.ready[row] = link.takes(role)
             if columns.ready[row]:
                 self._seen.add(role)
-
-    def _publish(self) -> None:
-        self._gauges.by_worker = {(link.worker_id, "+".join(sorted(link.roles))): link.gauges for link in self._rows}
+        self.snapshot.token_limits[row] = _token_limit(link)
+        self._gauges.by_worker[link.worker_id, _tier(link)] = link.gauges
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -190,21 +198,23 @@ class Fleet:
         task.add_done_callback(self._closing.discard)
 
 
-def _write_load(columns: RoleColumns, row: int, role: Role, link: WorkerLink) -> None:
-    gauges = link.gauges
-    if role is Role.ENCODE:
-        columns.reported[row] = gauges.get("encoder_queued_tokens", 0)
-    elif role is Role.PREFILL:
-        columns.reported[row] = gauges.get("prefill_queued_tokens", 0)
-    else:
-        columns.room[row] = gauges.get("kv_blocks", 0)
-        columns.reported[row] = gauges.get("kv_blocks", 0) - gauges.get("kv_free_blocks", 0)
+def _tier(link: WorkerLink) -> str:
+    return "+".join(sorted(link.roles))
 
 
-def _token_limit(link: WorkerLink) -> int:
-    status = link.status
-    limits = [status.max_model_len, int(link.gauges.get("kv_blocks", 0)) * status.block_size]
-    return min((limit for limit in limits if limit > 0), default=1 << 31)
+def _load(role: Role, gauges: Mapping[str, float]) -> tuple[float, float]:
+    """What a worker has reported for a role, and what it has room for."""
+    if role is Role.DECODE:
+        blocks = gauges.get("kv_blocks", 0.0)
+        return blocks - gauges.get("kv_free_blocks", 0.0), blocks
+    name = "encoder_queued_tokens" if role is Role.ENCODE else "prefill_queued_tokens"
+    return gauges.get(name, 0.0), math.inf
+
+
+def _token_limit(link: WorkerLink) -> float:
+    """0 counts as not told."""
+    limits = (link.status.max_model_len, link.gauges.get("kv_blocks", 0) * link.status.block_size)
+    return min((limit for limit in limits if limit > 0), default=math.inf)
 
 
 def _probe_memory(nonce: bytes) -> MediaMemory | None:

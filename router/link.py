@@ -9,6 +9,7 @@ import enum
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -72,7 +73,14 @@ LINK_MOVES: Mapping[LinkState, tuple[LinkState, ...]] = {
 class WorkerLink:
     """Owned by the fleet; requests hold it while they have work there."""
 
-    def __init__(self, worker: KnownWorker, identity: RouterIdentity, changed: Callable[["WorkerLink"], None]) -> None:
+    def __init__(
+        self,
+        worker: KnownWorker,
+        identity: RouterIdentity,
+        changed: Callable[["WorkerLink"], None],
+        booked: Callable[["WorkerLink", Role, float], None],
+    ) -> None:
+        """changed: told of any news but bookings, which have a call of their own: they come with every request."""
         self.worker_id = worker.worker_id
         self.address = worker.endpoint.address
         self.incarnation = worker.endpoint.incarnation
@@ -82,7 +90,7 @@ class WorkerLink:
         self.status = worker_pb2.StatusReply()
         self.gauges: dict[str, float] = {}
         self.media_by_memfd = False
-        self.bookings = {role: Bookings(lambda: changed(self)) for role in Role}
+        self.bookings = {role: Bookings(partial(booked, self, role)) for role in Role}
         self._identity = identity
         self._changed = changed
         self._misses = 0

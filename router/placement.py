@@ -6,7 +6,7 @@ since then stands in columns of its own and is added.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -41,15 +41,27 @@ class RoleColumns:
 
 @dataclass(slots=True)
 class Snapshot:
-    """What placement knows about the fleet; row i of every column is worker_ids[i]."""
+    """What placement knows about the fleet; row i of every column is worker_ids[i].
 
-    worker_ids: tuple[str, ...] = ()
-    roles: dict[Role, RoleColumns] = field(default_factory=dict)
+    token_limits: tokens of prompt and output together that a worker takes
+    """
+
+    worker_ids: tuple[str, ...]
+    row_by_id: dict[str, int]
+    roles: dict[Role, RoleColumns]
+    token_limits: Float64Array
 
     @classmethod
     def of(cls, worker_ids: Sequence[str]) -> "Snapshot":
         ordered = tuple(sorted(worker_ids))
-        return cls(ordered, {role: RoleColumns.empty(len(ordered)) for role in Role})
+        rows = {worker_id: row for row, worker_id in enumerate(ordered)}
+        columns = {role: RoleColumns.empty(len(ordered)) for role in Role}
+        return cls(ordered, rows, columns, np.full(len(ordered), np.inf))
+
+    def token_limit(self) -> float:
+        """Of the ready decode worker that takes most; infinite where none is ready."""
+        ready = self.roles[Role.DECODE].ready
+        return float(self.token_limits[ready].max()) if ready.any() else np.inf
 
 
 def place_items(columns: RoleColumns, encoder_tokens: Sequence[int], avoid: Collection[int] = ()) -> list[int]:

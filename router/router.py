@@ -52,6 +52,7 @@ class Router:
             settings.router.default_max_tokens,
         )
         self._running = 0
+        self._worker_labels: set[tuple[str, str]] = set()
         self._pipeline = Pipeline(self.fleet, settings.router, settings.transfer.lease_seconds, self.metrics)
 
     async def start(self) -> None:
@@ -89,6 +90,14 @@ class Router:
             self._count_end(request)
 
         return Run(request, asyncio.create_task(self._pipeline.run(request)), ended)
+
+    def expose_metrics(self) -> bytes:
+        """The body of /metrics, workers as they are now."""
+        counts = self.fleet.count_by_state()
+        self._worker_labels.update(counts)
+        for worker_type, state in self._worker_labels:  # a state that nobody is in any more counts 0
+            self.metrics.set("triptych:workers", counts[worker_type, state], worker_type=worker_type, state=state)
+        return self.metrics.expose()
 
     def _count_start(self, prepared: Prepared) -> None:
         self._running += 1

@@ -4,7 +4,7 @@ from triptych.router.bookings import Bookings
 
 
 def bookings() -> Bookings:
-    return Bookings(lambda: None)
+    return Bookings(lambda total: None)
 
 
 def test_work_counts_until_it_is_closed() -> None:
@@ -34,9 +34,9 @@ def test_a_report_asked_for_before_the_work_was_sent_does_not_cover_it() -> None
 
 
 def test_every_change_is_told() -> None:
-    changes = []
-    book = Bookings(lambda: changes.append(book.total))
+    totals: list[float] = []
+    book = Bookings(totals.append)
     booking = book.add(5)
     booking.close()
     booking.close()
-    assert changes == [5, 0]
+    assert totals == [5, 0]
