@@ -43,7 +43,10 @@ demo: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m bench.three_tiers $(ARGS)
 
-test-gpu: links
+# No virtual environment: torch for the machine's GPU is where PYTHON has it.
+test-gpu:
+	$(PYTHON) -c 'import triptych.services' 2>/dev/null || \
+	  $(PYTHON) -m pip install -q --no-deps --no-build-isolation -e .
 	$(PYTHON) -m pytest -m gpu tests/gpu $(ARGS)
 
 proto: $(STAMP)
