@@ -42,7 +42,8 @@ async def test_case_and_parameters_do_not_matter(header: str) -> None:
 
 async def test_white_space_is_stripped() -> None:
     data = bytes(range(256)) * 5000
-    broken = "\r\n".join(encoded(data)[at : at + 76] for at in range(0, len(encoded(data)), 76))
+    text = encoded(data)
+    broken = "\r\n".join(text[at : at + 76] for at in range(0, len(text), 76))
     assert await read("data:image/png;base64, \t" + broken + "\n") == data
 
 
