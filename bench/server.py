@@ -84,8 +84,7 @@ class Server:
 
     def router_cpu_seconds(self) -> float:
         """CPU time of the router's process so far, all its threads."""
-        fields = Path(f"/proc/{self._router_pid()}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return cpu_seconds(process_listening_on(int(self.url.rpartition(":")[2])))
 
     def router_cpu_share(self, seconds: float = 5.0) -> float:
         """CPU seconds per second that the router takes when nobody asks it anything."""
@@ -93,17 +92,23 @@ class Server:
         time.sleep(seconds)
         return (self.router_cpu_seconds() - before) / seconds
 
-    def _router_pid(self) -> int:
-        """The process that listens on the server's port, wherever Ray has put it."""
-        port = int(self.url.rpartition(":")[2])
-        sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
-        for descriptors in Path("/proc").glob("[0-9]*/fd"):
-            try:
-                if any(os.readlink(entry) in sockets for entry in descriptors.iterdir()):
-                    return int(descriptors.parent.name)
-            except OSError:
-                continue  # another user's process, or one that has just ended
-        raise RuntimeError(f"no process listens on port {port}")
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process; steps of 1/100 s."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def process_listening_on(port: int) -> int:
+    """The process that answers on a TCP port of this host, wherever Ray has put it."""
+    sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for descriptors in Path("/proc").glob("[0-9]*/fd"):
+        try:
+            if any(os.readlink(entry) in sockets for entry in descriptors.iterdir()):
+                return int(descriptors.parent.name)
+        except OSError:
+            continue  # another user's process, or one that has just ended
+    raise RuntimeError(f"no process listens on port {port}")
 
 
 def _listening_inodes(port: int) -> list[str]:
