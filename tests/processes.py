@@ -52,6 +52,10 @@ class WorkerProcess:
         _, address, incarnation = line.split()
         return WorkerAddress(self.worker_id, self.roles, Endpoint(address, int(incarnation)), self.pid)
 
+    def log(self) -> str:
+        self._log.flush()
+        return self._log_path.read_text()
+
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
         self._process.wait(timeout=10)
@@ -93,6 +97,10 @@ class ProcessCluster:
             if time.monotonic() > deadline:
                 raise RuntimeError("the router saw no complete cluster in time")
             time.sleep(0.05)
+
+    def logs(self) -> str:
+        """What the workers have logged so far."""
+        return "".join(process.log() for process in self._processes)
 
     def busy(self) -> list[str]:
         """What is not back to its idle state, or breaks an invariant."""

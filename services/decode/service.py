@@ -126,6 +126,7 @@ def _job(key: RequestId, start: pb.DecodeStart, first: tuple[Token, ...]) -> Dec
         choice=start.choice,
         generated=tuple(int(token) for token in wire.tokens_from_bytes(start.generated)),
         first=first,
+        deadline=deadline_of(start.envelope),
     )
 
 
