@@ -15,12 +15,12 @@ import grpc
 import httpx
 
 from triptych import wire
-from triptych.cluster.actors import WorkerAddress
 from triptych.config import TOPOLOGIES, Settings
 from triptych.journey import Endpoint, Role
 from triptych.models.card import load_card
 from triptych.pb import worker_pb2
 from triptych.pb.worker_pb2_grpc import WorkerStub
+from triptych.router.link import KnownWorker
 from triptych.router.server import RouterServer
 
 START_SECONDS = 300.0
@@ -43,14 +43,14 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def wait_ready(self) -> WorkerAddress:
+    def wait_ready(self) -> KnownWorker:
         stdout = self._process.stdout
         assert stdout is not None
         line = stdout.readline()
         if not line.startswith("ready "):
             raise RuntimeError(f"{self.worker_id} did not start: {self._log_path.read_text()[-2000:]}")
         _, address, incarnation = line.split()
-        return WorkerAddress(self.worker_id, self.roles, Endpoint(address, int(incarnation)), self.pid)
+        return KnownWorker(self.worker_id, Endpoint(address, int(incarnation)), self.roles)
 
     def log(self) -> str:
         self._log.flush()

@@ -19,8 +19,8 @@ import httpx
 import pytest
 import torch
 
-from tests.journey.clusters import image, user
 from tests.journey.conversations import Conversation, conversations
+from tests.journey.messages import image, user
 from tests.processes import ProcessCluster
 from tests.reference import Reference
 from triptych.config import TOPOLOGIES, load_settings

@@ -1,10 +1,9 @@
 """Real clusters for tests: Ray actors, gRPC between them, HTTP in front."""
 
-import base64
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -171,28 +170,8 @@ class Clusters:
             self._running = None
 
 
-def data_uri(data: bytes, kind: str = "png") -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def image(data: bytes, kind: str = "png") -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": data_uri(data, kind)}}
-
-
-def text(words: str) -> dict[str, Any]:
-    return {"type": "text", "text": words}
-
-
-def user(*parts: Mapping[str, Any] | str) -> dict[str, Any]:
-    return {"role": "user", "content": [text(part) if isinstance(part, str) else dict(part) for part in parts]}
-
-
 def events(response: httpx.Response) -> Iterator[str]:
     """The data of each server-sent event, [DONE] included."""
     for line in response.iter_lines():
         if line.startswith("data: "):
             yield line.removeprefix("data: ")
-
-
-def with_chunks(variation: Variation, chunk_tokens: int) -> Variation:
-    return replace(variation, chunk_tokens=chunk_tokens)

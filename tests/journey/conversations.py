@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.journey.clusters import image, text
+from tests.journey.messages import image, text
 
 SIZES = ((56, 56), (112, 84), (84, 140), (168, 56), (61, 173), (224, 112))  # width, height; some off the 28 px grid
 

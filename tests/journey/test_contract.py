@@ -13,8 +13,9 @@ import pytest
 from blake3 import blake3
 from PIL import Image
 
-from tests.journey.clusters import Running, Variation, image, user
+from tests.journey.clusters import Running, Variation
 from tests.journey.conversations import picture, png
+from tests.journey.messages import image, user
 from triptych import wire
 from triptych.config import TOPOLOGIES
 from triptych.journey import Item, Layout, Modality, Role, Sampling, new_request_id

@@ -13,8 +13,9 @@ import httpx
 import pytest
 
 from tests.journey.bad_images import BAD_IMAGES
-from tests.journey.clusters import ANSWER_SECONDS, Answer, Running, Variation, data_uri, events, image, user
+from tests.journey.clusters import ANSWER_SECONDS, Answer, Running, Variation, events
 from tests.journey.conversations import conversations, picture, png
+from tests.journey.messages import data_uri, image, user
 from triptych.journey import Role
 
 TOPOLOGIES = [Variation("e+p+d"), Variation("epd"), Variation("e+pd"), Variation("ep+d")]

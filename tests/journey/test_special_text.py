@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tests.journey.clusters import Running, Variation, image, text
+from tests.journey.clusters import Running, Variation
 from tests.journey.conversations import picture, png
+from tests.journey.messages import image, text
 from tests.reference import Reference, compare
 
 STAND_IN = "\ue000"
