@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 RESTART_PATIENCE_SECONDS = 20.0
 
+# gRPC tells the end of cancelled calls a moment later, to the loop that made them, which should still be there.
+_LAST_EVENTS_SECONDS = 0.02
+
 
 class Fleet:
     """Told who there is by `update`; finds out the rest itself. All methods belong to the router's event loop."""
@@ -60,6 +63,7 @@ class Fleet:
         self._links.clear()
         self._rebuild()
         await asyncio.gather(*(link.close() for link in links), *self._closing, return_exceptions=True)
+        await asyncio.sleep(_LAST_EVENTS_SECONDS)
         if self._identity.probe is not None:
             self._identity.probe.close()
 

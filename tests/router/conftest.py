@@ -1,5 +1,7 @@
 """What the router's tests share."""
 
+from collections.abc import AsyncIterator
+
 import pytest
 
 from tests.checkpoints import EMBEDDED
@@ -7,10 +9,16 @@ from triptych.models.card import ModelCard, load_card
 from triptych.router.prompt import PromptBuilder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """Async tests run on the loop the router runs on."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
+    """All async tests share a loop: gRPC tells late events to the loop they belong to, which must not be closed."""
+    yield
 
 
 @pytest.fixture(scope="session")
