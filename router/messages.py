@@ -13,6 +13,8 @@ ROLES: Mapping[str, str] = {
     "user": "user",
     "assistant": "assistant",
 }
+MOST_MESSAGES = 4096
+MOST_PARTS = 4096  # of one message
 DETAILS = ("auto", "low", "high", "original")
 
 
@@ -42,6 +44,8 @@ def read_messages(value: Any) -> tuple[Message, ...]:
     """Raises InvalidRequest naming the path of whatever cannot be used; unknown keys are ignored."""
     if not isinstance(value, list) or not value:
         raise InvalidRequest(f"messages is {_kind(value)}, expected a list with at least one message", param="messages")
+    if len(value) > MOST_MESSAGES:
+        raise InvalidRequest(f"messages has {len(value)} entries, expected at most {MOST_MESSAGES}", param="messages")
     return tuple(_message(entry, f"messages[{index}]") for index, entry in enumerate(value))
 
 
@@ -66,11 +70,12 @@ def _message(value: Any, path: str) -> Message:
     content = message.get("content")
     if isinstance(content, str):
         return Message(ROLES[role], content)
-    if isinstance(content, list) and content:
+    if isinstance(content, list) and 0 < len(content) <= MOST_PARTS:
         parts = tuple(_part(part, f"{path}.content[{index}]") for index, part in enumerate(content))
         return Message(ROLES[role], parts)
     raise InvalidRequest(
-        f"{path}.content is {_kind(content)}, expected a string or a list of parts", param=f"{path}.content"
+        f"{path}.content is {_kind(content)}, expected a string or a list of up to {MOST_PARTS} parts",
+        param=f"{path}.content",
     )
 
 

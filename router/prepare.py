@@ -14,7 +14,7 @@ from triptych.router.messages import Message, images_of
 from triptych.router.messages import TextPart as MessageText
 from triptych.router.prompt import PromptBuilder
 from triptych.router.request import Prepared
-from triptych.router.sampling import max_tokens_for, sampling_for
+from triptych.router.sampling import max_tokens_for, prompt_too_long, sampling_for
 from triptych.router.schema import Chat
 from triptych.router.timeline import Timeline
 
@@ -35,12 +35,16 @@ class Preparer:
 
     async def prepare(self, chat: Chat, holding: Holding, timeline: Timeline) -> Prepared:
         """Raises what the client has to change."""
+        max_model_len = self._fleet.max_model_len(self._card.max_model_len)
+        # Before anyone spends seconds on tokenizing what cannot fit.
+        fewest = self._prompts.fewest_tokens(_num_characters(chat.messages))
+        if fewest >= max_model_len:
+            raise prompt_too_long(f"at least {fewest}", max_model_len)
         with timeline.measure("tokenize"):
             runs = await self._runs(chat.messages)
         pictures = await self._loader.load(images_of(chat.messages), holding, timeline)
         with timeline.measure("layout"):
             layout = lay_out(self._parts(runs, pictures))
-        max_model_len = self._fleet.max_model_len(self._card.max_model_len)
         max_tokens = max_tokens_for(chat.request, layout.num_tokens, max_model_len, self._default_max_tokens)
         return Prepared(
             layout=layout,

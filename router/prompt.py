@@ -19,6 +19,8 @@ from triptych.models.config_values import read_optional_json
 from triptych.router.chat_template import ChatTemplate
 from triptych.router.messages import Message, TextPart, images_of
 
+_LONG_TEXT_CHARACTERS = 4096
+
 # Unicode promises that these never stand for a character.
 _NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 
@@ -42,6 +44,7 @@ class PromptBuilder:
         if self._placeholder not in self._specials:
             raise ConfigError(f"the tokenizer has no token {self._placeholder!r}, where images go")
         self._guard = SpecialTextGuard(list(self._specials))
+        self._longest_token = max(map(len, self.tokenizer.get_vocab()))
         self.special_ids = frozenset(token_id for token_id, _ in self._specials.values())
         self._template = ChatTemplate(card.chat_template, _named_specials(card.folder))
 
@@ -68,9 +71,16 @@ class PromptBuilder:
             )
         return [tuple(run) for run in runs]
 
+    def fewest_tokens(self, num_characters: int) -> int:
+        """No text of so many characters has fewer tokens than this."""
+        return num_characters // self._longest_token
+
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text; what looks like a special token in it is characters. Raises InvalidRequest."""
-        ids = self.tokenizer.encode(text, add_special_tokens=False).ids if text else []
+        if len(text) < _LONG_TEXT_CHARACTERS:
+            ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        else:  # the only way that lets other threads run meanwhile
+            ids = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if not self.special_ids.isdisjoint(ids):
             raise InvalidRequest("the model's tokenizer makes a special token of plain text", param="messages")
         return ids

@@ -4,7 +4,7 @@ from triptych.errors import NoWorker, Overloaded, TriptychError
 from triptych.journey import Role
 from triptych.metrics import RouterMetrics
 
-MOST_CREDIT = 20.0
+MOST_CREDIT = 100.0  # all that one dying worker may have held
 CREDIT_PER_REQUEST = 0.1
 
 

@@ -53,12 +53,16 @@ def max_tokens_for(request: ChatRequest, prompt_tokens: int, max_model_len: int,
             param="messages",
         )
     if left < 1:
-        raise ContextTooLong(
-            f"This model's maximum context length is {max_model_len} tokens. However, your messages resulted in "
-            f"{prompt_tokens} tokens. Please reduce the length of the messages.",
-            param="messages",
-        )
+        raise prompt_too_long(str(prompt_tokens), max_model_len)
     return asked if asked is not None else min(left, default or left)
+
+
+def prompt_too_long(prompt_tokens: str, max_model_len: int) -> ContextTooLong:
+    return ContextTooLong(
+        f"This model's maximum context length is {max_model_len} tokens. However, your messages resulted in "
+        f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+        param="messages",
+    )
 
 
 def _chosen(asked: float | None, defaults: Mapping[str, float], name: str, otherwise: float) -> float:

@@ -1,5 +1,6 @@
 """What the router's tests share."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -19,6 +20,7 @@ def anyio_backend() -> str:
 async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
     """All async tests share a loop: gRPC tells late events to the loop they belong to, which must not be closed."""
     yield
+    await asyncio.sleep(0.05)
 
 
 @pytest.fixture(scope="session")

@@ -101,10 +101,12 @@ async def test_errors_are_statuses_in_streams_as_well(card: ModelCard, stream: b
         response = await served.chat(model="other", stream=stream)
         assert response.status_code == 404
         assert error_of(response)["param"] == "model"
-        response = await served.chat("word " * 20_000, stream=stream)
-        assert response.status_code == 400
-        assert error_of(response)["code"] == "context_length_exceeded"
-        assert error_of(response)["message"].startswith(f"This model's maximum context length is {card.max_model_len}")
+        for words in (1700, 20_000):  # the second is too long whatever its tokens are
+            response = await served.chat("wxyz " * words * 2, stream=stream)
+            assert response.status_code == 400
+            assert error_of(response)["code"] == "context_length_exceeded"
+            beginning = f"This model's maximum context length is {card.max_model_len} tokens. However, "
+            assert error_of(response)["message"].startswith(beginning)
         response = await served.chat("hello", stream=stream)
         assert response.status_code == 503
         assert response.headers["retry-after"] == "1"

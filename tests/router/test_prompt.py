@@ -103,6 +103,14 @@ def test_harmless_text_gets_the_ids_of_the_models_own_tokenizer(
         compared += 1
 
 
+@pytest.mark.parametrize("alphabet", ALPHABETS)
+def test_long_texts_get_the_same_ids(builder: PromptBuilder, model: ModelCard, theirs: Any, alphabet: str) -> None:
+    text = "".join(random.Random(1).choices(alphabet, k=10_000))
+    messages = messages_of(("user", text))
+    assert our_ids(builder, model, messages) == their_ids(theirs, messages)
+    assert builder.fewest_tokens(len(text)) <= len(our_ids(builder, model, messages))
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_no_text_ever_becomes_a_special_token(builder: PromptBuilder, theirs: Any, seed: int) -> None:
     rng = random.Random(seed)

@@ -58,6 +58,8 @@ def test_every_role_may_use_parts(role: str) -> None:
         ([{"role": "user", "content": 123}], "messages[0].content"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": []}], "messages[0].content"),
+        ([{"role": "user", "content": ["x"] * 5000}], "messages[0].content"),
+        ([{"role": "user", "content": "x"}] * 5000, "messages"),
         (content({"type": "text"}), "messages[0].content[0].text"),
         (content({"type": "image_url", "image_url": "http://x/y.png"}), "messages[0].content[0].image_url"),
         (content({"type": "image_url", "image_url": {}}), "messages[0].content[0].image_url.url"),
