@@ -28,6 +28,7 @@ class Attempt:
 
     def __init__(self, tools: StageTools, avoid: Collection[WorkerLink] = ()) -> None:
         self.blamed: Role | None = None
+        self._error: TriptychError | None = None  # what the blamed stage raised
         self._tools = tools
         self._request = tools.request
         self._avoid = avoid
@@ -52,7 +53,7 @@ class Attempt:
             async with asyncio.TaskGroup() as group:
                 await self._journey(group)
         except BaseExceptionGroup as errors:
-            raise first_of(errors) from None
+            raise self._error or first_of(errors) from None
         finally:
             if self._decode is not None:
                 self._decode.close()
@@ -126,7 +127,7 @@ class Attempt:
     async def _blaming(self, stage: Role, work: Coroutine[Any, Any, Result]) -> Result:
         try:
             return await work
-        except TriptychError:
+        except TriptychError as error:
             if self.blamed is None:
-                self.blamed = stage
+                self.blamed, self._error = stage, error
             raise

@@ -47,7 +47,7 @@ class ChatEndpoint:
         try:
             if chat.stream:
                 tokens = await request.receive()
-                return ChatStream(run, choices, chat, head, tokens, _timing(run, wants_timeline))
+                return ChatStream(self._router, run, choices, chat, head, tokens, _timing(run, wants_timeline))
             body = await whole_completion(request, choices, head, token_ids=token_ids, logprobs=logprobs)
         except BaseException as error:
             await run.close()
@@ -63,6 +63,7 @@ class ChatStream(Response):
 
     def __init__(
         self,
+        router: Router,
         run: Run,
         choices: Choices,
         chat: ChatRequest,
@@ -72,6 +73,7 @@ class ChatStream(Response):
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
+        self._router = router
         self._run = run
         self._choices = choices
         self._chat = chat
@@ -84,46 +86,49 @@ class ChatStream(Response):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = asyncio.ensure_future(self._write(send))
+        writing = asyncio.ensure_future(self._write(scope, send))
         gone = asyncio.ensure_future(client_gone(receive))
         try:
             await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
             if writing.done():
                 writing.result()
-        except OSError:
-            pass  # the client left while we wrote
+        except (OSError, TimeoutError):
+            pass  # the client left while we wrote, or has stopped reading
         finally:
             for task in (writing, gone):
                 task.cancel()
             await asyncio.wait({writing, gone})
             await self._run.close()
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, scope: Scope, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         request, tokens = self._run.request, self._tokens
         try:
             while tokens:
-                await _send(send, self._frames(self._choices.feed(tokens)))
+                await self._send(send, self._frames(self._choices.feed(tokens)).encode())
                 tokens = await request.receive()
-            usage = usage_of(request, self._choices.completion_tokens)
-            await _send(send, self._writer.usage(usage) if self._chat.includes_usage else "")
+            if self._chat.includes_usage:
+                usage = usage_of(request, self._choices.completion_tokens)
+                await self._send(send, self._writer.usage(usage).encode())
             last = DONE
         except TriptychError as error:
             _at_image(error, self._run)
-            log_failure(request.id.hex(), error)
+            log_failure(scope["state"]["request_id"], error)
+            self._router.metrics.count("triptych:request_errors_total", error=type(error).__name__)
             last = error_frame(error_body(error))
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+        await self._send(send, last, more=False)
+
+    async def _send(self, send: Send, frames: bytes, more: bool = True) -> None:
+        """Raises TimeoutError for a client that keeps the connection and does not read."""
+        if frames:
+            async with asyncio.timeout(self._router.settings.router.stage_timeout_seconds):
+                await send({"type": "http.response.body", "body": frames, "more_body": more})
 
     def _frames(self, deltas: Sequence[Delta]) -> str:
         usage = None
         if self._chat.continuous_usage:
             usage = usage_of(self._run.request, self._choices.completion_tokens)
         return "".join(self._writer.frames(delta, usage) for delta in deltas)
-
-
-async def _send(send: Send, frames: str) -> None:
-    if frames:
-        await send({"type": "http.response.body", "body": frames.encode(), "more_body": True})
 
 
 def _timing(run: Run, wanted: bool) -> dict[str, str]:

@@ -90,9 +90,7 @@ class Choices:
         if self._fed_at:
             self._metrics.observe("triptych:inter_token_latency_seconds", now - self._fed_at)
         else:
-            seconds = self._request.timeline.since_start()
-            self._request.timeline.add("first_token", seconds)
-            self._metrics.observe("triptych:time_to_first_token_seconds", seconds)
+            self._metrics.observe("triptych:time_to_first_token_seconds", self._request.timeline.since_start())
         self._fed_at = now
 
     def _logprob(self, token: Token) -> dict[str, Any]:
@@ -104,4 +102,4 @@ class Choices:
     def _entry(self, token_id: int, logprob: float, with_specials: bool) -> dict[str, Any]:
         data = self._detokenizer.token_bytes(token_id, with_specials)
         text = data.decode(errors="replace")
-        return {"token": text, "logprob": max(logprob, LOWEST_LOGPROB), "bytes": list(data)}
+        return {"token": text, "logprob": logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB, "bytes": list(data)}

@@ -68,6 +68,7 @@ class _Exchange:
         told = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
         self._id = told if _SANE_ID.fullmatch(told) else secrets.token_hex(16)
         self._started = False
+        scope.setdefault("state", {})["request_id"] = self._id
 
     async def run(self) -> None:
         try:

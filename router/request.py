@@ -58,6 +58,8 @@ class Request:
     def deliver(self, tokens: Sequence[Token]) -> None:
         """Hands tokens to the reader. Raises InternalError for a token that is missing or comes twice."""
         self.touch()
+        if tokens and not self.has_tokens:
+            self.timeline.add("first_token", self.timeline.since_start())
         for token in tokens:
             if not 0 <= token.choice < len(self.generated):
                 raise InternalError(f"a token of choice {token.choice} came; there are {len(self.generated)}")

@@ -51,7 +51,7 @@ class Router:
             self.fleet,
             settings.router.default_max_tokens,
         )
-        self._running = 0
+        self.running = 0  # requests in flight
         self._worker_labels: set[tuple[str, str]] = set()
         self._pipeline = Pipeline(self.fleet, settings.router, settings.transfer.lease_seconds, self.metrics)
 
@@ -100,14 +100,14 @@ class Router:
         return self.metrics.expose()
 
     def _count_start(self, prepared: Prepared) -> None:
-        self._running += 1
-        self.metrics.set("triptych:num_requests_running", self._running)
+        self.running += 1
+        self.metrics.set("triptych:num_requests_running", self.running)
         self.metrics.count("triptych:prompt_tokens_total", prepared.layout.num_tokens)
         self.metrics.count("triptych:images_total", len(prepared.layout.items))
 
     def _count_end(self, request: Request) -> None:
-        self._running -= 1
-        self.metrics.set("triptych:num_requests_running", self._running)
+        self.running -= 1
+        self.metrics.set("triptych:num_requests_running", self.running)
         self.metrics.count("triptych:generation_tokens_total", sum(map(len, request.generated)))
         self.metrics.observe("triptych:e2e_request_latency_seconds", request.timeline.since_start())
         for stage, seconds in request.timeline.seconds.items():

@@ -19,6 +19,7 @@ from triptych.router.router import Router
 logger = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 5
+KEEP_ALIVE_SECONDS = 75  # longer than clients keep an idle connection, so that they close it and not we under them
 START_SECONDS = 60.0
 _BACKLOG = 2048
 
@@ -91,6 +92,7 @@ class RouterServer:
             server_header=False,
             backlog=_BACKLOG,
             timeout_graceful_shutdown=DRAIN_SECONDS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )
         self._server = _Server(config, self._ready)
         await self._server.serve(sockets=[listener])

@@ -1,13 +1,15 @@
 """The journey over HTTP, with workers that speak the protocol and compute nothing."""
 
 import asyncio
+import json
 import random
+import socket
 import time
 
 import pytest
 
 from tests.router.loopback import token_id
-from tests.router.serving import PICTURES, Served, chunks, image, picture, serving, tiers, until
+from tests.router.serving import PICTURES, Served, chat_body, chunks, image, picture, serving, tiers, until
 from triptych.errors import ClaimExpired, InvalidMedia, LayoutMismatch, TransferFailed
 from triptych.models.card import ModelCard
 
@@ -278,6 +280,20 @@ async def test_a_client_that_leaves_is_forgotten_everywhere(card: ModelCard, sta
         assert time.monotonic() - began < 2
         await until(lambda: served.router.budget.held_bytes == 0)
         await until(lambda: len(served.router._pipeline._claims) == 0)
+
+
+async def test_a_client_that_stops_reading_is_let_go(card: ModelCard) -> None:
+    (worker,) = tiers(card, "epd")
+    async with serving(card, [worker], stage_timeout_seconds=0.3) as served:
+        body = json.dumps(chat_body(stream=True, max_tokens=8000, n=8, return_token_ids=True)).encode()
+        host, port = served.base_url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body)
+            await until(lambda: "decode after 1" in worker.log)
+            await until(lambda: served.router.running == 0)
+        await until(lambda: worker.reserved == 0)
 
 
 async def test_a_stage_without_progress_ends_with_a_timeout(card: ModelCard) -> None:
