@@ -82,6 +82,8 @@ class Pipeline:
             if error is None:
                 return
             tidying = self._tidy(tools)
+            if request.all_finished.is_set():
+                return  # the client has all it asked for; what broke behind it is nobody's loss
             if not _may_go_on(request, attempt.blamed, error, retries):
                 raise error
             logger.warning("request %s: attempt %d failed, trying again: %s", request.id.hex(), number, error)
