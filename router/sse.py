@@ -31,14 +31,16 @@ class ChunkWriter:
         self._pending: list[list[dict[str, Any]]] = [[] for _ in range(branches)]  # logprobs of text held back
 
     def frames(self, delta: Delta, usage: Mapping[str, Any] | None = None) -> str:
-        """What a delta adds to the stream: role, content, finish, as far as it has them; maybe nothing."""
+        """What a delta adds to the stream: role, content, finish, as far as it has them."""
         frames = ""
         if not self._has_role[delta.index]:
             self._has_role[delta.index] = True
             frames += self._frame(delta, '{"role": "assistant", "content": ""}', usage, begin=self._first_begin)
             self._first_begin = self._begin
         self._pending[delta.index] += delta.logprobs
-        if delta.text or (self._token_ids and not delta.finish_reason):
+        # A token without text (half a character, a special one, text held back for a stop string) is told as well:
+        # clients take the time of each token from its chunk.
+        if delta.text or not delta.finish_reason:
             content = f'{{"content": {json.dumps(delta.text)}}}'
             frames += self._frame(delta, content, usage, self._take_logprobs(delta.index), delta.token_ids)
             delta.token_ids = []

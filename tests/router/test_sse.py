@@ -95,10 +95,11 @@ def test_the_role_comes_once_per_choice_and_the_finish_has_an_empty_delta() -> N
     ]
 
 
-def test_tokens_without_text_yet_make_no_content_chunk() -> None:
+def test_tokens_without_text_are_told_by_an_empty_content_chunk() -> None:
     write = writer()
-    assert len(events(write.frames(Delta(0)))) == 1  # the role: a first token exists
-    assert write.frames(Delta(0)) == ""
+    first, second = events(write.frames(Delta(0))), events(write.frames(Delta(0)))
+    assert [event["choices"][0]["delta"] for event in first] == [{"role": "assistant", "content": ""}, {"content": ""}]
+    assert [event["choices"][0]["delta"] for event in second] == [{"content": ""}]
 
 
 def test_usage_is_a_chunk_without_choices() -> None:
