@@ -103,7 +103,7 @@ class WorkerHost:
 
     def _build(self, owner: Endpoint, server: grpc.aio.Server) -> Site:
         began = time.monotonic()
-        torch.set_num_threads(self._settings.serve.cpu_threads or max(1, (os.cpu_count() or 2) // 2))
+        torch.set_num_threads(self._settings.serve.cpu_threads or default_cpu_threads(self._placement.roles))
         device = choose_device(self._placement.device)
         card = load_card(self._settings.serve.model, self._settings.serve.dtype)
         site = Site(
@@ -128,6 +128,15 @@ class WorkerHost:
             time.monotonic() - began,
         )
         return site
+
+
+def default_cpu_threads(roles: frozenset[Role]) -> int:
+    """Every core for towers and prompts, whose matrices are large; half for a worker that only decodes.
+
+    On two cores, 2 threads instead of 1 gave image-heavy loads 1.3 to 1.4 times the rate, and cost decode a tenth.
+    """
+    cores = os.cpu_count() or 1
+    return max(1, cores // 2) if roles == {Role.DECODE} else cores
 
 
 def choose_device(name: str) -> torch.device:
