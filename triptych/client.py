@@ -17,6 +17,7 @@ from triptych.errors import ClusterError, InvalidRequest
 
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 300.0
+_PIPE_WIDTH = 120
 
 
 def run_ask(arguments: argparse.Namespace) -> int:
@@ -42,10 +43,14 @@ def run_ask(arguments: argparse.Namespace) -> int:
 def run_status(arguments: argparse.Namespace) -> int:
     """Print the live cluster: worker, roles, state, queue, cache, memory."""
     workers = Client(arguments.url, arguments.api_key).get("/v1/cluster")["workers"]
-    table = Table("worker", "roles", "state", "queue", "running", "cache", "KV blocks free", "memory", "claims")
+    table = Table(box=None, pad_edge=False)
+    for header in ("worker", "roles", "state", "queue", "running", "cached", "KV free", "memory", "claims"):
+        table.add_column(header, no_wrap=True)
     for worker in workers:
         table.add_row(worker["worker_id"], ", ".join(worker["roles"]), worker["state"], *_figures(worker["gauges"]))
-    Console().print(table)
+    console = Console()
+    # A pipe has no width; a cut-off name would be of no use to whoever reads from it.
+    console.print(table, width=None if console.is_terminal else _PIPE_WIDTH)
     return 0 if workers and all(worker["state"] == "ready" for worker in workers) else 1
 
 

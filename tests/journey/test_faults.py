@@ -151,6 +151,33 @@ def test_a_killed_tier_comes_back_and_no_request_hangs_or_lies(cluster: Running,
     cluster.seconds_until_idle(20)
 
 
+def test_a_killed_router_comes_back_on_its_port_and_workers_return_to_idle(cluster: Running) -> None:
+    wanted = plain(cluster)
+    old = cluster.supervisor.router_pid()
+    body = {"model": "m", "messages": conversations(3)[2].messages, "max_tokens": 4000, "ignore_eos": True}
+    with cluster.http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
+        received = events(response)
+        for _ in range(5):
+            next(received)
+        os.kill(old, signal.SIGKILL)
+        with pytest.raises(httpx.HTTPError):
+            list(received)
+    cluster.seconds_until_idle(30)
+    deadline = time.monotonic() + RESTART_SECONDS
+    while not _healthy(cluster):
+        assert time.monotonic() < deadline, "the router did not come back"
+        time.sleep(0.2)
+    assert cluster.supervisor.router_pid() != old
+    assert plain(cluster).token_ids == wanted.token_ids
+
+
+def _healthy(cluster: Running) -> bool:
+    try:
+        return cluster.http.get("/health").is_success
+    except httpx.HTTPError:
+        return False
+
+
 def _leave(cluster: Running, messages: Any, after_seconds: float) -> str:
     """Send a request and close the connection after a while, wherever the request is then."""
     body = {"model": "m", "messages": messages, "max_tokens": 400, "ignore_eos": True}

@@ -65,6 +65,9 @@ class RouterActor:
     def port(self) -> int:
         return self._port
 
+    def pid(self) -> int:
+        return os.getpid()
+
     def update(self, workers: Sequence[WorkerAddress]) -> None:
         self._server.update(workers)
 

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from triptych.cluster.actors import RouterActor, WorkerActor, WorkerAddress
+from triptych.cluster.ports import with_port
 from triptych.cluster.runtime import RayRuntime
 from triptych.config import TOPOLOGIES, Settings
 from triptych.errors import ClusterError, ConfigError
@@ -60,6 +61,7 @@ class Supervisor:
 
     def start(self) -> int:
         """The router's port. Raises ConfigError or ClusterError with the first worker's reason, after cleaning up."""
+        self._settings = with_port(self._settings)
         try:
             self._progress("starting Ray")
             self._runtime = RayRuntime(self._settings.serve.ray)
@@ -74,6 +76,10 @@ class Supervisor:
 
     def addresses(self) -> Sequence[WorkerAddress]:
         return list(self._addresses.values())
+
+    def router_pid(self) -> int:
+        pid: int = ray.get(self._router.pid.remote(), timeout=_START_SECONDS)
+        return pid
 
     def router_modules(self) -> list[str]:
         modules: list[str] = ray.get(self._router.modules.remote(), timeout=_CALL_SECONDS)
