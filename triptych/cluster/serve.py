@@ -3,6 +3,7 @@
 import argparse
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -21,10 +22,10 @@ def run(arguments: argparse.Namespace) -> int:
     stop = threading.Event()
     supervisor = Supervisor(settings, lambda text: console.print(text, style="dim", highlight=False))
     try:
+        _on_signals(signal.default_int_handler)  # until it is up, any of them ends it like Ctrl-C
         port = supervisor.start()
-        # Only now: Ray puts its own handlers in place when it starts.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _setter(stop))
+        # Again: Ray has put a handler of its own in place when it started.
+        _on_signals(_setter(stop))
         names = ", ".join(name for name, _ in plan_workers(settings))
         print(f"Triptych is ready on http://{settings.router.host}:{port}/v1 with {names}", flush=True)
         stop.wait()
@@ -47,6 +48,15 @@ _SERVE_FLAGS = (
     *("model", "served_name", "topology", "encoders", "prefills", "decodes"),
     *("device", "dtype"),
 )
+
+
+def _on_signals(handler: Callable[[int, FrameType | None], Any]) -> None:
+    """For every way of asking a server to end; a hangup that is ignored (nohup) stays so."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
+        signal.signal(number, handler)
 
 
 def _setter(event: threading.Event) -> Any:
