@@ -14,21 +14,26 @@ _NAT64_LOCAL = ipaddress.IPv6Network("64:ff9b:1::/48")
 class AddressPolicy:
     """Decides about addresses alone: names are resolved first, and what they resolve to is dialled."""
 
-    def __init__(self, allow_cidrs: Sequence[str]) -> None:
-        """Raises ConfigError for what is not a network."""
+    def __init__(self, allow_cidrs: Sequence[str], ports: Sequence[int] = ()) -> None:
+        """ports: of public addresses that may be dialled, none named meaning any; an opened network has all its ports.
+
+        Raises ConfigError for what is not a network.
+        """
+        self._ports = frozenset(ports)
         try:
             self._opened = tuple(ipaddress.ip_network(cidr) for cidr in allow_cidrs)
         except ValueError as error:
             raise ConfigError(f"router.allow_media_cidrs: {error}") from error
 
-    def allows(self, host: str) -> bool:
-        """Whether a numeric address may be dialled; False for what is no address."""
+    def allows(self, host: str, port: int = 443) -> bool:
+        """Whether a port of a numeric address may be dialled; False for what is no address."""
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
             return False
         # What a packet to a wrapped address ends up at counts, beside the wrapping itself.
-        return all(self._opens(each) or _is_public(each) for each in (address, *_inner(address)))
+        public_port = not self._ports or port in self._ports
+        return all(self._opens(each) or (public_port and _is_public(each)) for each in (address, *_inner(address)))
 
     def _opens(self, address: Address) -> bool:
         return any(address in network for network in self._opened if network.version == address.version)

@@ -6,6 +6,7 @@ address, nor whether something listens inside: everything that is not allowed re
 """
 
 import asyncio
+import logging
 import socket
 import ssl
 from collections.abc import Iterable
@@ -20,6 +21,8 @@ import httpx
 from triptych.config import RouterSettings
 from triptych.errors import InvalidMedia, MediaTooLarge
 from triptych.router.address_policy import AddressPolicy
+
+logger = logging.getLogger(__name__)
 
 USER_AGENT = b"triptych-media-fetcher/1"
 CONCURRENT_FETCHES = 64
@@ -42,7 +45,9 @@ class MediaFetcher:
             ssl_context=tls or ssl.create_default_context(cafile=certifi.where()),
             max_connections=2 * CONCURRENT_FETCHES,
             max_keepalive_connections=0,
-            network_backend=_PinnedNetwork(AddressPolicy(settings.allow_media_cidrs), self._resolver),
+            network_backend=_PinnedNetwork(
+                AddressPolicy(settings.allow_media_cidrs, settings.allow_media_ports), self._resolver
+            ),
         )
 
     async def close(self) -> None:
@@ -82,9 +87,7 @@ class MediaFetcher:
             raise InvalidMedia("the URL is malformed", code="invalid_image_url")
         if target.scheme not in ("http", "https") or not target.host:
             raise InvalidMedia("the URL is neither http(s) nor a data URI", code="invalid_image_url")
-        port = target.port or (443 if target.scheme == "https" else 80)
-        ports = self._settings.allow_media_ports
-        if target.userinfo or (ports and port not in ports) or (came_by_https and target.scheme == "http"):
+        if target.userinfo or (came_by_https and target.scheme == "http"):
             raise _not_allowed()
         return target
 
@@ -145,7 +148,9 @@ class _PinnedNetwork(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         addresses = await self._resolve(host, port)
-        if not all(map(self._policy.allows, addresses)):
+        if not all(self._policy.allows(address, port) for address in addresses):
+            # The operator is told what the client must not learn.
+            logger.info("refused to fetch media from %s:%d: neither public with a usual port nor opened", host, port)
             raise _not_allowed()
         *others, last = addresses[:_MOST_ADDRESSES]
         for address in others:

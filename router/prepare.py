@@ -45,7 +45,10 @@ class Preparer:
         pictures = await self._loader.load(images_of(chat.messages), holding, timeline)
         with timeline.measure("layout"):
             layout = lay_out(self._parts(runs, pictures))
-        max_tokens = max_tokens_for(chat.request, layout.num_tokens, max_model_len, self._default_max_tokens)
+        image_tokens = [item.span.length for item in layout.items]
+        max_tokens = max_tokens_for(
+            chat.request, layout.num_tokens, max_model_len, self._default_max_tokens, image_tokens
+        )
         return Prepared(
             layout=layout,
             media=tuple({picture.media.index: picture.media for picture in pictures}.values()),

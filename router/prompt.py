@@ -30,7 +30,7 @@ class PromptBuilder:
 
     def __init__(self, card: ModelCard) -> None:
         """Raises ConfigError for a tokenizer that cannot keep text and special tokens apart."""
-        self.tokenizer = Tokenizer.from_file(str(card.folder / "tokenizer.json"))
+        self.tokenizer = _tokenizer(card.folder / "tokenizer.json")
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         # Specials written in plain runs stay plain; other added tokens are found, as the model's own tokenizer would.
@@ -158,3 +158,10 @@ def _named_specials(folder: Path) -> Mapping[str, str]:
             if name.endswith("_token") and isinstance(content, str):
                 named[name] = content
     return named
+
+
+def _tokenizer(file: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"cannot read the tokenizer {file}: {error}") from error

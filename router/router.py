@@ -66,7 +66,7 @@ class Router:
 
     async def prepare(self, chat: Chat, holding: Holding, timeline: Timeline) -> Prepared:
         """Raises UnknownModel, and whatever else the client has to change."""
-        if chat.request.model not in (self.name, self.settings.serve.model):
+        if chat.request.model != self.name:
             raise UnknownModel(f"the model {chat.request.model[:100]!r} does not exist", param="model")
         seconds = self.settings.router.stage_timeout_seconds
         try:

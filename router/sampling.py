@@ -1,7 +1,7 @@
 """From a chat request to how its tokens are chosen."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.journey import Sampling
@@ -39,9 +39,12 @@ def sampling_for(request: ChatRequest, card: ModelCard, max_tokens: int) -> Samp
     )
 
 
-def max_tokens_for(request: ChatRequest, prompt_tokens: int, max_model_len: int, default: int) -> int:
+def max_tokens_for(
+    request: ChatRequest, prompt_tokens: int, max_model_len: int, default: int, image_tokens: Sequence[int] = ()
+) -> int:
     """Tokens to generate at most; what the client leaves open is `default`, or, where that is 0, all that is left.
 
+    image_tokens: prompt tokens of each image, for the message
     Raises ContextTooLong.
     """
     asked, left = request.asked_max_tokens, max_model_len - prompt_tokens
@@ -49,18 +52,26 @@ def max_tokens_for(request: ChatRequest, prompt_tokens: int, max_model_len: int,
         raise ContextTooLong(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested "
             f"{prompt_tokens + asked} tokens ({prompt_tokens} in the messages, {asked} in the completion). "
-            "Please reduce the length of the messages or completion.",
+            f"Please reduce the length of the messages or completion.{_images_share(image_tokens)}",
             param="messages",
         )
     if left < 1:
-        raise prompt_too_long(str(prompt_tokens), max_model_len)
+        raise prompt_too_long(str(prompt_tokens), max_model_len, _images_share(image_tokens))
     return asked if asked is not None else min(left, default or left)
 
 
-def prompt_too_long(prompt_tokens: str, max_model_len: int) -> ContextTooLong:
+def _images_share(image_tokens: Sequence[int]) -> str:
+    """What to shrink, where images take most of the room."""
+    if not image_tokens:
+        return ""
+    most = max(range(len(image_tokens)), key=image_tokens.__getitem__)
+    return f" Images take {sum(image_tokens)} tokens, image {most} alone {image_tokens[most]}: send smaller ones."
+
+
+def prompt_too_long(prompt_tokens: str, max_model_len: int, advice: str = "") -> ContextTooLong:
     return ContextTooLong(
         f"This model's maximum context length is {max_model_len} tokens. However, your messages resulted in "
-        f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+        f"{prompt_tokens} tokens. Please reduce the length of the messages.{advice}",
         param="messages",
     )
 

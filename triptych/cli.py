@@ -4,6 +4,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
@@ -23,8 +24,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = build_parser().parse_args(arguments)
     module, _, function = COMMANDS[parsed.command].partition(":")
-    run = cast(Callable[[argparse.Namespace], int], getattr(importlib.import_module(module), function))
     try:
+        run = cast(Callable[[argparse.Namespace], int], getattr(importlib.import_module(module), function))
         return run(parsed)
     except TriptychError as error:
         print(f"triptych {parsed.command}: {error}", file=sys.stderr)
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="triptych", description="Multimodal model serving in three panels")
+    parser.add_argument("--version", action="version", version=f"triptych {version('triptych')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_serve(commands.add_parser("serve", help="start encoders, prefill and decode workers and the router"))
     _add_demo(commands.add_parser("demo", help="start a server, ask about the pictures in tests/data"))

@@ -5,7 +5,7 @@ import base64
 import json
 import mimetypes
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from triptych.errors import ClusterError, InvalidRequest
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 300.0
 _PIPE_WIDTH = 120
+_ROLES = ("encode", "prefill", "decode")
 
 
 def run_ask(arguments: argparse.Namespace) -> int:
@@ -47,17 +48,31 @@ def run_status(arguments: argparse.Namespace) -> int:
     for header in ("worker", "roles", "state", "queue", "running", "cached", "KV free", "memory", "claims"):
         table.add_column(header, no_wrap=True)
     for worker in workers:
-        table.add_row(worker["worker_id"], ", ".join(worker["roles"]), worker["state"], *_figures(worker["gauges"]))
-    console = Console()
-    # A pipe has no width; a cut-off name would be of no use to whoever reads from it.
-    console.print(table, width=None if console.is_terminal else _PIPE_WIDTH)
+        table.add_row(
+            worker["worker_id"],
+            "+".join(role[0] for role in _in_order(worker["roles"])),
+            worker["state"],
+            *_figures(worker["gauges"]),
+        )
+    if not workers:
+        print("no worker is known yet; the server is still loading", file=sys.stderr)
+        return 1
+    # A pipe has no width, and a cut-off name would be of no use to whoever reads from it.
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
     return 0 if workers and all(worker["state"] == "ready" for worker in workers) else 1
+
+
+def _in_order(roles: Sequence[str]) -> list[str]:
+    """Roles in the order a request meets them."""
+    return sorted(roles, key=_ROLES.index)
 
 
 class Client:
     """An OpenAI-compatible server; errors come out as ours, with the server's words."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
+        if not url.startswith(("http://", "https://")):
+            raise InvalidRequest(f"the server's address {url!r} has no scheme; write http://{url}")
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS)
         self._url = url.rstrip("/").removesuffix("/v1")
@@ -102,7 +117,9 @@ class Client:
         try:
             return self._http.send(request, stream=stream)
         except httpx.ConnectError as error:
-            raise ClusterError(f"no server answers at {self._url}; start one with: make serve") from error
+            raise ClusterError(
+                f"no server answers at {self._url}; start one with: make serve, or triptych serve"
+            ) from error
         except httpx.HTTPError as error:
             raise ClusterError(f"the server at {self._url} went away: {error}") from error
 

@@ -5,11 +5,13 @@ A TOML file has one table per dataclass below (`[serve]`, `[router]`, `[encoder]
 """
 
 import dataclasses
+import difflib
+import ipaddress
 import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,13 +69,25 @@ class RouterSettings:
     fetch_timeout_seconds: float = 5.0
     max_redirects: int = 3
     allow_media_cidrs: tuple[str, ...] = ()  # non-public networks that media may be fetched from, e.g. 127.0.0.0/8
-    allow_media_ports: tuple[int, ...] = (80, 443)  # empty: any port
+    allow_media_ports: tuple[int, ...] = (80, 443)  # of public addresses; empty: any. Opened networks have all
     request_timeout_seconds: float = 300.0
     stage_timeout_seconds: float = 60.0  # without progress in a stage
     default_max_tokens: int = 0  # 0: whatever the context leaves
     status_interval_seconds: float = 0.5
     api_key: str = ""
     log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.port <= 65535, "router.port", self.port, "0 to 65535")
+        _require_choice("router.log_level", self.log_level, ("debug", "info", "warning", "error", "critical"))
+        for port in self.allow_media_ports:
+            _require(0 < port <= 65535, "router.allow_media_ports", port, "ports of 1 to 65535")
+        for cidr in self.allow_media_cidrs:
+            _require_network("router.allow_media_cidrs", cidr)
+        _require_positive(
+            *("router", self, "max_body_bytes", "max_image_bytes", "max_image_pixels", "media_budget_bytes"),
+            *("fetch_timeout_seconds", "request_timeout_seconds", "stage_timeout_seconds", "status_interval_seconds"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +99,10 @@ class EncoderSettings:
     arena_bytes: int = 256 * MIB  # encoded rows, kept until released and reused while room lasts
     preprocess_threads: int = 2
     max_queued_items: int = 4096
+
+    def __post_init__(self) -> None:
+        names = ("max_items_per_batch", "max_encoder_tokens_per_batch", "arena_bytes", "preprocess_threads")
+        _require_positive("encoder", self, *names, "max_queued_items")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +116,11 @@ class LanguageSettings:
     max_sequences: int = 64  # decoding at once
     landing_bytes: int = 256 * MIB  # embedding rows pulled in and not yet fused; raised to one whole context
 
+    def __post_init__(self) -> None:
+        names = ("block_size", "kv_bytes", "prefill_chunk_tokens", "max_sequences", "landing_bytes")
+        _require_positive("language", self, *names)
+        _require(self.max_model_len >= 0, "language.max_model_len", self.max_model_len, "0 (the model's own) or more")
+
 
 @dataclass(frozen=True, slots=True)
 class TransferSettings:
@@ -109,7 +132,7 @@ class TransferSettings:
     checksums: bool = False  # verify every ref's bytes; always on in tests
 
     def __post_init__(self) -> None:
-        _require(self.lease_seconds > 0, "transfer.lease_seconds", self.lease_seconds, "above 0")
+        _require_positive("transfer", self, "lease_seconds", "sweep_interval_seconds", "copy_timeout_seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +160,11 @@ def load_settings(
     """
     values = _read_file(file) if file is not None else {}
     known = {f"{table}.{name}" for table, kind in _tables().items() for name in _fields(kind)}
-    environment = os.environ if environment is None else environment
-    for key in sorted(known):
-        variable = "TRIPTYCH_" + key.replace(".", "_").upper()
-        if variable in environment:
-            values[key] = environment[variable]
+    values |= _read_environment(os.environ if environment is None else environment, known)
     values |= {key: value for key, value in (flags or {}).items() if value is not None}
     unknown = sorted(set(values) - known)
     if unknown:
-        raise ConfigError(f"unknown setting {unknown[0]!r}; known ones: {', '.join(sorted(known))}")
+        raise ConfigError(f"unknown setting {unknown[0]!r}; {_suggestion(unknown[0], known)}")
     return Settings(**{table: _build(table, kind, values) for table, kind in _tables().items()})
 
 
@@ -171,6 +190,22 @@ def _read_file(file: Path) -> dict[str, Any]:
     return values
 
 
+def _read_environment(environment: Mapping[str, str], known: Collection[str]) -> dict[str, Any]:
+    """What TRIPTYCH_* variables say; a misspelt one must not pass for one that was obeyed."""
+    key_by_variable = {"TRIPTYCH_" + key.replace(".", "_").upper(): key for key in known}
+    given = {name: value for name, value in environment.items() if name.startswith("TRIPTYCH_")}
+    unknown = sorted(given.keys() - key_by_variable.keys())
+    if unknown:
+        raise ConfigError(f"unknown environment variable {unknown[0]}; {_suggestion(unknown[0], key_by_variable)}")
+    return {key_by_variable[name]: value for name, value in given.items()}
+
+
+def _suggestion(name: str, known: Collection[str]) -> str:
+    """The nearest known names, or where to find them all."""
+    close = difflib.get_close_matches(name, known, n=3)
+    return f"did you mean {' or '.join(close)}?" if close else "triptych/config.py lists all of them"
+
+
 def _build(table: str, kind: type[Table], values: Mapping[str, Any]) -> Table:
     chosen = {
         name: _convert(f"{table}.{name}", hint, values[f"{table}.{name}"])
@@ -184,6 +219,8 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
     """The value as the field's type; text (environment) is parsed, anything else must fit as it is."""
     if typing.get_origin(hint) is tuple:
         parts = value.split(",") if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple):
+            raise ConfigError(f"{key} is {value!r}, expected a list, as [{value!r}]")
         inner = typing.get_args(hint)[0]
         return tuple(
             _convert(key, inner, part.strip() if isinstance(part, str) else part) for part in parts if part != ""
@@ -193,7 +230,11 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
     try:
         if hint is bool and isinstance(value, str):
             return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[value.lower()]
+        if hint is bool and not isinstance(value, bool):
+            raise ValueError
         if hint in (int, float) and isinstance(value, bool):
+            raise ValueError
+        if hint is str and not isinstance(value, str):
             raise ValueError
         if hint is int and not isinstance(value, str) and int(value) != value:
             raise ValueError
@@ -205,6 +246,18 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
 def _require(holds: bool, name: str, value: Any, wanted: str) -> None:
     if not holds:
         raise ConfigError(f"{name} is {value!r}, expected {wanted}")
+
+
+def _require_positive(table: str, settings: object, *names: str) -> None:
+    for name in names:
+        _require(getattr(settings, name) > 0, f"{table}.{name}", getattr(settings, name), "above 0")
+
+
+def _require_network(name: str, cidr: str) -> None:
+    try:
+        ipaddress.ip_network(cidr)
+    except ValueError as error:
+        raise ConfigError(f"{name} has {cidr!r}, expected a network as 127.0.0.0/8: {error}") from None
 
 
 def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from triptych.loadgen.provenance import provenance
 
-REPORT = "TRIPTYCH_GPU_REPORT"  # environment variable: where to write it
+REPORT = "GPU_TESTS_REPORT"  # environment variable: where to write it
 
 
 @pytest.hookimpl(trylast=True)

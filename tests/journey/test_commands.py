@@ -141,6 +141,37 @@ def test_a_folder_that_is_no_model_is_said_at_once(tmp_path: Path) -> None:
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("[router]\nprot = 9000\n", "router.port"),
+        ("[router]\nport = 99999\n", "65535"),
+        ("[router]\nallow_media_ports = 18200\n", "a list"),
+        ('[router]\nallow_media_cidrs = ["127.0.0.1/8"]\n', "127.0.0.0/8"),
+        ('[router]\nlog_level = "loud"\n', "warning"),
+        ("[language]\nblock_size = 0\n", "above 0"),
+        ("[encoder]\narena_bytes = -5\n", "above 0"),
+        ("[transfer]\nchecksums = 3\n", "bool"),
+        ("[ruoter]\nport = 1\n", "router.port"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_said_at_once(tmp_path: Path, file: str, told: str) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(file)
+    refused = run("serve", "--config", str(config), "--device", "cpu")
+    assert refused.returncode == 1
+    assert told in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_misspelt_environment_variable_is_not_ignored() -> None:
+    command = [sys.executable, "-m", "triptych.cli", "serve", "--device", "cpu"]
+    environment = {**os.environ, "TRIPTYCH_ROUTER_PROT": "9000"}
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert refused.returncode == 1
+    assert "TRIPTYCH_ROUTER_PORT" in refused.stderr
+
+
 def test_ctrl_c_ends_everything_it_started_and_nothing_else(serving: Serving) -> None:
     """Last: it ends the server that the tests above share."""
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -70,6 +70,14 @@ def test_an_opened_network_is_allowed_and_no_more() -> None:
     assert not policy.allows("::1")
 
 
+def test_ports_are_limited_for_public_addresses_alone() -> None:
+    policy = AddressPolicy(("10.0.0.0/8",), ports=(80, 443))
+    assert policy.allows("8.8.8.8", 443)
+    assert not policy.allows("8.8.8.8", 8080)
+    assert policy.allows("10.1.2.3", 8080)
+    assert not policy.allows("192.168.0.1", 80)
+
+
 def test_what_is_no_network_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="allow_media_cidrs"):
         AddressPolicy(("10.0.0.0/8", "internal"))

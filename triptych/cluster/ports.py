@@ -1,5 +1,6 @@
 """Which port a router listens on, settled before anything is started."""
 
+import errno
 import socket
 from dataclasses import replace
 
@@ -19,5 +20,6 @@ def with_port(settings: Settings) -> Settings:
         try:
             trial.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); name another --port") from error
+            other = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+            raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); name another {other}") from error
         return replace(settings, router=replace(settings.router, port=trial.getsockname()[1]))

@@ -10,14 +10,17 @@ from triptych.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours goes through it
+# A resource that marks a Ray as one server's own: it ends with that server, so nobody else may build on it.
+_PRIVATE = "triptych_private"
 
 
 class RayRuntime:
     """A connection to Ray; `close` also ends Ray when it was started here, and only then."""
 
-    def __init__(self, address: str = "auto") -> None:
+    def __init__(self, address: str = "auto", show_logs: bool = False) -> None:
         """address: auto joins what runs here and else starts one, local always starts one; or where Ray is.
 
+        show_logs: print what the actors log
         Raises ConfigError when no Ray answers at an address that was named.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -25,9 +28,10 @@ class RayRuntime:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         self.started_here = False
         self._joined_here = False
+        self._show_logs = show_logs
         if ray.is_initialized():
             return
-        if address == "local" or not _join(address):
+        if address == "local" or not self._join(address):
             self._start()
         self._joined_here = True
 
@@ -35,24 +39,27 @@ class RayRuntime:
         ray.init(
             address="local",
             include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
+            log_to_driver=self._show_logs,
+            logging_level=logging.ERROR,
             object_store_memory=_OBJECT_STORE_BYTES,
+            resources={_PRIVATE: 1},
         )
         self.started_here = True
+
+    def _join(self, address: str) -> bool:
+        """Whether a Ray was there to join; a missing one matters only where it was named."""
+        try:
+            ray.init(address=address, log_to_driver=self._show_logs, logging_level=logging.ERROR)
+        except ConnectionError as error:
+            if address != "auto":
+                raise ConfigError(f"no Ray lets us in at serve.ray = {address!r}: {error}") from error
+            return False
+        if address == "auto" and _PRIVATE in ray.cluster_resources():
+            ray.shutdown()
+            return False
+        return True
 
     def close(self) -> None:
         if self._joined_here:
             ray.shutdown()
             self._joined_here = False
-
-
-def _join(address: str) -> bool:
-    """Whether a Ray was there to join; a missing one matters only where it was named."""
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
-    except ConnectionError as error:
-        if address != "auto":
-            raise ConfigError(f"no Ray answers at serve.ray = {address!r}: {error}") from error
-        return False
-    return True

@@ -4,6 +4,7 @@ import argparse
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -11,16 +12,17 @@ from rich.console import Console
 
 from triptych.cluster.supervisor import Supervisor, plan_workers
 from triptych.config import Settings, load_settings
-from triptych.models.folder import resolve_folder
+from triptych.models.card import load_card
+from triptych.models.folder import EMBEDDED_MODEL
 
 
 def run(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True)
     settings = settings_from(arguments)
     console.print(f"model {settings.serve.model}", style="dim", highlight=False)
-    resolve_folder(settings.serve.model, lambda text: console.print(text, style="dim", highlight=False))
+    settings = with_folder(settings, lambda text: console.print(text, style="dim", highlight=False))
     stop = threading.Event()
-    supervisor = Supervisor(settings, lambda text: console.print(text, style="dim", highlight=False))
+    supervisor = Supervisor(settings, lambda text: console.print(text, style="dim", highlight=False), show_logs=True)
     try:
         _on_signals(signal.default_int_handler)  # until it is up, any of them ends it like Ctrl-C
         port = supervisor.start()
@@ -28,11 +30,25 @@ def run(arguments: argparse.Namespace) -> int:
         _on_signals(_setter(stop))
         names = ", ".join(name for name, _ in plan_workers(settings))
         print(f"Triptych is ready on http://{settings.router.host}:{port}/v1 with {names}", flush=True)
-        stop.wait()
-        console.print("stopping", style="dim")
+        while not (stop.wait(_LOOK_SECONDS) or supervisor.lost.is_set()):
+            pass
     finally:
+        console.print("stopping", style="dim")
         supervisor.stop()
-    return 0
+    return 1 if supervisor.lost.is_set() else 0
+
+
+def with_folder(settings: Settings, progress: Callable[[str], None]) -> Settings:
+    """The settings with the model's folder, fetched where need be: actors may run in another working directory.
+
+    Raises ConfigError, before anything is started, for a folder that holds no model of ours.
+    """
+    serve = settings.serve
+    if serve.model == EMBEDDED_MODEL:
+        return settings
+    card = load_card(serve.model, serve.dtype, progress)
+    name = serve.served_name or card.name
+    return replace(settings, serve=replace(serve, model=str(card.folder.resolve()), served_name=name))
 
 
 def settings_from(arguments: argparse.Namespace) -> Settings:
@@ -43,6 +59,8 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
     flags["router.allow_media_cidrs"] = given.get("allow_media_cidr")
     return load_settings(given.get("config"), flags=flags)
 
+
+_LOOK_SECONDS = 0.5
 
 _SERVE_FLAGS = (
     *("model", "served_name", "topology", "encoders", "prefills", "decodes"),

@@ -26,6 +26,8 @@ _READY_SECONDS = 60.0
 _POLL_SECONDS = 0.25
 _CALL_SECONDS = 5.0
 _STOP_SECONDS = 5.0
+_LOST_SECONDS = 15.0  # at the least; a call into a Ray that is gone may take its time, too
+_NEWS_SECONDS = 10.0  # between two words about what is still loading
 
 
 def plan_workers(settings: Settings) -> list[tuple[str, frozenset[Role]]]:
@@ -48,14 +50,17 @@ def plan_workers(settings: Settings) -> list[tuple[str, frozenset[Role]]]:
 class Supervisor:
     """A running cluster. `start` returns when a router answers and every worker is ready; `stop` is idempotent."""
 
-    def __init__(self, settings: Settings, progress: Progress = log.info) -> None:
+    def __init__(self, settings: Settings, progress: Progress = log.info, show_logs: bool = False) -> None:
+        """show_logs: print what workers and router log, as a person at a terminal wants it"""
         self._settings = settings
+        self._show_logs = show_logs
         self._progress = progress
         self._runtime: RayRuntime | None = None
         self._workers: dict[str, Any] = {}  # worker id -> actor handle
         self._router: Any = None
         self._addresses: dict[str, WorkerAddress] = {}
         self._done = threading.Event()
+        self.lost = threading.Event()  # Ray itself has gone, and our actors with it
         self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
         self.port = 0
 
@@ -63,8 +68,10 @@ class Supervisor:
         """The router's port. Raises ConfigError or ClusterError with the first worker's reason, after cleaning up."""
         self._settings = with_port(self._settings)
         try:
-            self._progress("starting Ray")
-            self._runtime = RayRuntime(self._settings.serve.ray)
+            self._progress("looking for Ray")
+            self._runtime = RayRuntime(self._settings.serve.ray, self._show_logs)
+            where = "started for this server alone" if self._runtime.started_here else "joined, it was running already"
+            self._progress(f"Ray {where}")
             self._create_actors(loopback=self._runtime.started_here)
             self._wait_started()
             self._wait_ready()
@@ -132,7 +139,7 @@ class Supervisor:
             for name in [name for name, call in waiting.items() if call in ready]:
                 self._take_ready(name, waiting.pop(name))
             elapsed = time.monotonic() - began
-            if waiting and elapsed - told >= 2:
+            if waiting and elapsed - told >= _NEWS_SECONDS:
                 told = elapsed
                 self._progress(f"loading {', '.join(waiting)} ({elapsed:.0f} s)")
             if elapsed > _START_SECONDS:
@@ -143,7 +150,8 @@ class Supervisor:
         try:
             value = ray.get(call)
         except RayActorError as error:
-            raise ConfigError(f"{name} could not start: {_reason(error)}") from error
+            reason = _reason(error).removeprefix("triptych.errors.ConfigError: ")
+            raise ConfigError(f"{name} could not start: {reason}") from error
         if name == "router":
             self.port = value
         else:
@@ -174,12 +182,20 @@ class Supervisor:
 
     def _watch(self) -> None:
         """Notice restarts (a new incarnation), and keep every router's list current."""
+        failures = 0
         while not self._done.wait(_POLL_SECONDS):
             try:
                 self._refresh()
                 self._push()
+                failures = 0
             except RayError as error:
-                log.warning("cluster state unknown for now: %s", _reason(error))
+                failures += 1
+                if failures == 1:
+                    self._progress(f"the cluster's state is unknown for now: {_reason(error)}")
+                if failures * _POLL_SECONDS > _LOST_SECONDS:
+                    self._progress("Ray has gone, and this server's workers with it")
+                    self.lost.set()
+                    return
 
     def _refresh(self) -> None:
         calls = {actor.address.remote(): worker_id for worker_id, actor in self._workers.items()}
@@ -189,13 +205,13 @@ class Supervisor:
             try:
                 alive[calls[call]] = ray.get(call)
             except (RayActorError, GetTimeoutError):
-                log.info("%s is down, Ray is restarting it", calls[call])
+                if calls[call] in self._addresses:
+                    self._progress(f"{calls[call]} is down, Ray is restarting it")
         for call in pending:
             ray.cancel(call)
         for worker_id in self._workers:
-            before, after = self._addresses.get(worker_id), alive.get(worker_id)
-            if before is not None and after is not None and before.endpoint != after.endpoint:
-                log.info("%s is back as a new process", worker_id)
+            if worker_id in alive and worker_id not in self._addresses:
+                self._progress(f"{worker_id} is back")
         self._addresses = alive
 
     def _push(self) -> None:
