@@ -77,7 +77,7 @@ class Attempt:
     @property
     def _decode_follows(self) -> bool:
         """Whether the prefill worker's one token leaves anything to decode."""
-        return self._request.prepared.sampling.max_tokens - self._tools.num_generated > 1
+        return self._tools.tokens_to_come > 1
 
     async def _reserve(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         with self._request.timeline.measure("reserve"):

@@ -33,8 +33,7 @@ class DecodeStage:
     @classmethod
     async def reserve(cls, tools: StageTools, link: WorkerLink) -> Self:
         """Blocks for the worst case, all or nothing; waits in order while the worker is full."""
-        prepared = tools.request.prepared
-        tokens = prepared.layout.num_tokens + prepared.branches * prepared.sampling.max_tokens
+        tokens = tools.prompt_tokens + tools.request.prepared.branches * tools.tokens_to_come
         booking = link.bookings[Role.DECODE].add(tokens / max(1, link.status.block_size))
         tools.used.add(link)
         try:
@@ -103,12 +102,11 @@ class DecodeStage:
 
 
 async def _reserve(tools: StageTools, link: WorkerLink) -> None:
-    prepared = tools.request.prepared
     request = decode_pb2.ReserveRequest(
         envelope=tools.envelope(link),
-        prompt_tokens=prepared.layout.num_tokens,
-        max_tokens=prepared.sampling.max_tokens,
-        branches=prepared.branches,
+        prompt_tokens=tools.prompt_tokens,
+        max_tokens=tools.tokens_to_come,
+        branches=tools.request.prepared.branches,
         lease_ms=tools.lease_ms,
     )
     with worker_errors():

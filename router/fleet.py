@@ -95,8 +95,11 @@ class Fleet:
         return bool(self.snapshot.roles[role].ready.any())
 
     async def wait_ready(self, role: Role) -> None:
-        """Returns once a worker of the role is ready; waits only for one that comes back. Raises NoWorker."""
-        if role not in self._seen and not self.is_ready(role):
+        """Returns once a worker of the role is ready; waits only for one that comes back, or may be coming.
+
+        Raises NoWorker.
+        """
+        if not self.is_ready(role) and role not in self._seen and not self._may_come(role):
             raise NoWorker(f"no {role} worker is ready")
         try:
             async with asyncio.timeout(self._patience_seconds):
@@ -104,6 +107,12 @@ class Fleet:
                     await self._news.wait()
         except TimeoutError:
             raise NoWorker(f"no {role} worker is ready, after {self._patience_seconds:g} s of waiting") from None
+
+    def _may_come(self, role: Role) -> bool:
+        """Whether a worker that was named, of this role or of unknown ones, has not answered yet."""
+        return any(
+            link.state is LinkState.UNKNOWN and (not link.roles or role in link.roles) for link in self._links.values()
+        )
 
     async def encoders_for(self, encoder_tokens: Sequence[int], avoid: Collection[WorkerLink] = ()) -> list[WorkerLink]:
         """The encoder for each item. Raises NoWorker."""

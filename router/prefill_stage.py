@@ -30,8 +30,7 @@ class PrefillStage:
 
     async def run(self, decode_follows: bool, take_kv: TakeKV, take_first: TakeFirst) -> None:
         """Hands on every KV ref, then the first tokens, one per branch; returns when the call has ended."""
-        num_tokens = self._tools.request.prepared.layout.num_tokens + self._tools.num_generated
-        booking = self.link.bookings[Role.PREFILL].add(num_tokens)
+        booking = self.link.bookings[Role.PREFILL].add(self._tools.prompt_tokens)
         self._tools.used.add(self.link)
         try:
             await self.link.hold(self._send_start(decode_follows, booking))

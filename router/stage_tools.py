@@ -44,6 +44,16 @@ class StageTools:
         return wire.tokens_to_bytes(self.request.generated[0][: self.num_generated]) if self.num_generated else b""
 
     @property
+    def prompt_tokens(self) -> int:
+        """All that prefill computes: the prompt, and behind it what earlier attempts have made."""
+        return self.request.prepared.layout.num_tokens + self.num_generated
+
+    @property
+    def tokens_to_come(self) -> int:
+        """What may still be generated, per branch."""
+        return self.request.prepared.sampling.max_tokens - self.num_generated
+
+    @property
     def lease_ms(self) -> int:
         return int(self.lease_seconds * 1000)
 

@@ -30,9 +30,10 @@ Reply = TypeVar("Reply")
 class Door:
     """Checks envelopes against the worker behind it; closed to new work while draining."""
 
-    def __init__(self, incarnation: int, fingerprint: bytes) -> None:
+    def __init__(self, incarnation: int, fingerprint: bytes, longest_lease_seconds: float) -> None:
         self.incarnation = incarnation
         self.fingerprint = fingerprint
+        self.longest_lease_seconds = longest_lease_seconds
         self.draining = False
 
     def check(self, envelope: pb.Envelope, *, new_work: bool = False) -> None:
@@ -48,6 +49,15 @@ class Door:
             raise DeadlineExceeded("the request's time was up when it arrived")
         if new_work and self.draining:
             raise NoWorker("this worker is draining")
+
+    def lease_seconds(self, lease_ms: int) -> float:
+        """The lease a caller gets: what it asks for, within what the owner is willing to wait for the dead.
+
+        Raises InvalidRecord for none at all.
+        """
+        if lease_ms < 1:
+            raise InvalidRecord("a claim needs a lease of at least a millisecond")
+        return min(lease_ms / 1000, self.longest_lease_seconds)
 
 
 def deadline_of(envelope: pb.Envelope) -> float:

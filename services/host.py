@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 Builder = Callable[[Site, Language | None, grpc.aio.Server], RoleWorker]
 
 _STOP_SECONDS = 5.0
+_LEASES = 10  # longest lease a caller may ask for, in leases as configured
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class WorkerHost:
             device=device,
             dtype=getattr(torch, resolve_dtype(card, self._settings.serve.dtype, device.type)),
             settings=self._settings,
-            door=Door(owner.incarnation, card.fingerprint),
+            door=Door(owner.incarnation, card.fingerprint, _LEASES * self._settings.transfer.lease_seconds),
         )
         if self._placement.roles & {Role.PREFILL, Role.DECODE}:
             self._language = Language(site)

@@ -48,7 +48,8 @@ class WorkerService(GeneratedServicer):
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewReply:
         self._site.door.check(request.envelope)
         claims = wire.claim_ids_from_pb(request.claim_ids)
-        return pb.RenewReply(gone=self._site.leases.renew(claims, request.lease_ms / 1000))
+        seconds = self._site.door.lease_seconds(request.lease_ms)
+        return pb.RenewReply(gone=self._site.leases.renew(claims, seconds))
 
     @unary
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> common_pb2.Empty:

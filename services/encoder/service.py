@@ -34,6 +34,7 @@ class EncoderService(EncoderServicer):
         start: pb.EncodeStart = await first_part(requests, "Encode")
         self._door.check(start.envelope, new_work=True)
         key, deadline = work_key(start.envelope), deadline_of(start.envelope)
+        lease_seconds = self._door.lease_seconds(start.lease_ms)
         items = [wire.item_from_pb(item) for item in start.items]
         inbox = MediaInbox(start.media, items)
         results: asyncio.Queue[EncodeResult | BaseException] = asyncio.Queue()
@@ -45,7 +46,7 @@ class EncoderService(EncoderServicer):
         def submit(media: int) -> None:
             for item in items:
                 if item.media == media:
-                    job = EncodeJob(key, item, inbox.reader(media), start.lease_ms / 1000, deadline)
+                    job = EncodeJob(key, item, inbox.reader(media), lease_seconds, deadline)
                     self._engine.submit(job, deliver)
 
         receiving = asyncio.create_task(_receive(requests, inbox, submit, results))

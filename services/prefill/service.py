@@ -41,7 +41,7 @@ class PrefillService(PrefillServicer):
         receiving = asyncio.create_task(self._receive(requests, job.request_id, emit))
         finished = False
         try:
-            self._worker.begin(job, start.lease_ms / 1000, emit)
+            self._worker.begin(job, self._door.lease_seconds(start.lease_ms), emit)
             while not finished:
                 event = await events.get()
                 if isinstance(event, Exception):

@@ -50,10 +50,10 @@ class Caller:
             setattr(envelope, name, value)
         return envelope
 
-    def encode(self, item: Item, data: bytes, digest: bytes | None = None) -> list[Any]:
+    def encode(self, item: Item, data: bytes, digest: bytes | None = None, lease_ms: int = 5000) -> list[Any]:
         source = encoder_pb2.MediaSource(index=0, num_bytes=len(data), digest=digest or blake3(data).digest())
         start = encoder_pb2.EncodeStart(
-            envelope=self.envelope(), items=[wire.item_to_pb(item)], media=[source], lease_ms=5000
+            envelope=self.envelope(), items=[wire.item_to_pb(item)], media=[source], lease_ms=lease_ms
         )
         pieces = range(0, len(data), wire.MEDIA_CHUNK_BYTES)
         chunks = (
@@ -167,6 +167,18 @@ def test_a_claim_that_was_released_is_an_error_not_data(cluster: Running, card: 
     item = prefill_pb2.ItemRef(item_index=0, ref=reply.ref)
     code, _ = refusal(lambda: prefill.prefill(wire.layout_to_pb(layout), [item]))
     assert code is grpc.StatusCode.ABORTED
+    cluster.seconds_until_idle(5)
+
+
+def test_no_claim_outlives_what_its_owner_is_willing_to_wait(cluster: Running, card: ModelCard) -> None:
+    data = png(PIXELS)
+    caller = Caller(cluster, Role.ENCODE, card)
+    (reply,) = caller.encode(layout_with_image(card, data).items[0], data, lease_ms=2**32 - 1)
+    assert reply.ref.lease_ms <= 10 * 1000 * cluster.settings.transfer.lease_seconds
+    caller.release([reply.ref.claim_id])
+    code, words = refusal(lambda: caller.encode(layout_with_image(card, data).items[0], data, lease_ms=0))
+    assert code is not grpc.StatusCode.OK
+    assert "lease" in words
     cluster.seconds_until_idle(5)
 
 

@@ -1,5 +1,6 @@
 """Clients that leave, inputs that are bad, processes that die: the rest goes on, nothing stays behind."""
 
+import json
 import os
 import random
 import signal
@@ -148,6 +149,30 @@ def test_a_killed_tier_comes_back_and_no_request_hangs_or_lies(cluster: Running,
             assert ids == wanted.token_ids
     _wait_for_new_process(cluster, address.worker_id, address.pid)
     assert _first_success(cluster).token_ids == wanted.token_ids[:16]
+    cluster.seconds_until_idle(20)
+
+
+@pytest.mark.parametrize("kill_after", [1, 20])
+def test_a_stream_goes_on_where_its_decode_worker_died(cluster: Running, kill_after: int) -> None:
+    """No token twice, none missing, none different: prompt and tokens so far are prefilled again."""
+    messages, tokens = conversations(5)[2].messages, 600
+    wanted = cluster.answers(messages, tokens)[0]
+    address = next(address for address in cluster.addresses() if Role.DECODE in address.roles)
+    body = {"messages": messages, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    received: list[int] = []
+    with cluster.http.stream("POST", "/v1/chat/completions", json={"model": "m", "stream": True, **body}) as response:
+        for data in events(response):
+            if data == "[DONE]":
+                break
+            event = json.loads(data)
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                received += choice.get("token_ids") or []
+            if len(received) >= kill_after and address is not None:
+                os.kill(address.pid, signal.SIGKILL)
+                killed, address = address, None
+    assert tuple(received) == wanted.token_ids
+    _wait_for_new_process(cluster, killed.worker_id, killed.pid)
     cluster.seconds_until_idle(20)
 
 
