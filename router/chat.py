@@ -18,6 +18,7 @@ from triptych.router.schema import Chat, ChatRequest
 from triptych.router.sse import DONE, ChunkWriter, error_frame
 from triptych.router.timeline import Timeline
 
+_PARSE_IN_THREAD_BYTES = 64 << 10
 TIMELINE_HEADER = "x-triptych-timeline"
 
 
@@ -33,11 +34,18 @@ class ChatEndpoint:
         with router.budget.holding() as of_body:
             body = await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, of_body)
             with timeline.measure("parse"):
-                chat = Chat.parse(body)
+                chat = await self._parse(body)
             del body
             run = await unless_gone(http, router.begin(chat, timeline))
         wants_timeline = http.headers.get(TIMELINE_HEADER) == "1"
         return await unless_gone(http, self._answer(chat.request, run, wants_timeline))
+
+    async def _parse(self, body: bytes) -> Chat:
+        most_images = self._router.settings.router.max_images_per_prompt
+        if len(body) < _PARSE_IN_THREAD_BYTES:
+            return Chat.parse(body, most_images)
+        threads = self._router.threads.parsing
+        return await asyncio.get_running_loop().run_in_executor(threads, Chat.parse, body, most_images)
 
     async def _answer(self, chat: ChatRequest, run: Run, wants_timeline: bool) -> Response:
         request = run.request

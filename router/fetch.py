@@ -79,12 +79,7 @@ class MediaFetcher:
     def _checked(self, url: str, came_by_https: bool) -> httpx.URL:
         if len(url) > LONGEST_URL:
             raise _not_allowed()
-        try:
-            target = httpx.URL(url)
-        except (httpx.InvalidURL, ValueError):
-            raise InvalidMedia("the URL is malformed", code="invalid_image_url") from None
-        if target.port is not None and not 0 < target.port < 65536:
-            raise InvalidMedia("the URL is malformed", code="invalid_image_url")
+        target = _parsed(url)
         if target.scheme not in ("http", "https") or not target.host:
             raise InvalidMedia("the URL is neither http(s) nor a data URI", code="invalid_image_url")
         if target.userinfo or (came_by_https and target.scheme == "http"):
@@ -173,11 +168,27 @@ class _PinnedNetwork(httpcore.AsyncNetworkBackend):
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
+def _parsed(url: str) -> httpx.URL:
+    try:
+        target = httpx.URL(url)
+        # Some of what it is made of is only looked at when asked for: names that IDNA does not know, say.
+        derived = (target.host, target.raw_host, target.netloc, target.raw_path, target.userinfo)
+    except (httpx.InvalidURL, ValueError):
+        raise _malformed() from None
+    if (target.port is not None and not 0 < target.port < 65536) or not all(map(_is_sendable, derived)):
+        raise _malformed()
+    return target
+
+
 def _joined(base: httpx.URL, location: str) -> str:
     try:
         return str(base.join(location))
     except (httpx.InvalidURL, ValueError):
         raise _failed("it redirects to a malformed URL") from None
+
+
+def _malformed() -> InvalidMedia:
+    return InvalidMedia("the URL is malformed", code="invalid_image_url")
 
 
 def _failed(reason: str) -> InvalidMedia:

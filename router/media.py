@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triptych.config import RouterSettings
-from triptych.errors import InvalidMedia, InvalidRequest, MediaTooLarge, TriptychError
+from triptych.errors import InvalidMedia, MediaTooLarge, TriptychError
 from triptych.journey import Media
 from triptych.multimodal.digest import source_digest
 from triptych.multimodal.sniff import MediaHeader, sniff
@@ -17,6 +17,7 @@ from triptych.router.tasks import all_or_first_error
 from triptych.router.timeline import Timeline
 
 _HASH_IN_THREAD_BYTES = 1 << 20
+_SNIFF_IN_THREAD_BYTES = 16 << 10  # a header may be made of as many pieces as fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +45,18 @@ class MediaLoader:
 
     async def load(self, parts: Sequence[ImagePart], holding: Holding, timeline: Timeline) -> list[Picture]:
         """In prompt order; media are numbered by their first mention. Raises what the first bad image fails with."""
-        most = self._settings.max_images_per_prompt
-        if len(parts) > most:
-            raise InvalidRequest(f"the request has {len(parts)} images, this server takes {most}", param="messages")
         with timeline.measure("fetch"):
             data_by_url = await self._bytes(parts, holding)
         with timeline.measure("hash"):
             digest_by_url = {url: await _digest(data) for url, data in data_by_url.items()}
-        media_by_digest: dict[bytes, Media] = {}
-        pictures = []
+        known: dict[bytes, tuple[Media, MediaHeader]] = {}
         with timeline.measure("sniff"):
             for index, part in enumerate(parts):
                 digest = digest_by_url[part.url]
-                if digest not in media_by_digest:
-                    media_by_digest[digest] = Media(len(media_by_digest), data_by_url[part.url], digest)
-                media = media_by_digest[digest]
-                pictures.append(Picture(part, media, self._header(index, part, media)))
-        return pictures
+                if digest not in known:
+                    media = Media(len(known), data_by_url[part.url], digest)
+                    known[digest] = (media, await self._header(index, part, media))
+        return [Picture(part, *known[digest_by_url[part.url]]) for part in parts]
 
     async def _bytes(self, parts: Sequence[ImagePart], holding: Holding) -> dict[str, bytes]:
         data_by_url: dict[str, bytes] = {}
@@ -83,15 +79,21 @@ class MediaLoader:
             return await read_data_uri(url, self._settings.max_image_bytes)
         return await self._fetcher.fetch(url)
 
-    def _header(self, index: int, part: ImagePart, media: Media) -> MediaHeader:
+    async def _header(self, index: int, part: ImagePart, media: Media) -> MediaHeader:
         try:
-            header = sniff(media.data)
+            header = await _sniffed(media.data)
             most = self._settings.max_image_pixels
             if header.pixels > most:
                 raise MediaTooLarge(f"the image has {header.width}x{header.height} pixels, more than {most}")
             return header
         except (InvalidMedia, MediaTooLarge) as error:
             raise at_image(error, index, part) from None
+
+
+async def _sniffed(data: bytes) -> MediaHeader:
+    if len(data) < _SNIFF_IN_THREAD_BYTES:
+        return sniff(data)
+    return await asyncio.to_thread(sniff, data)
 
 
 async def _digest(data: bytes) -> bytes:

@@ -15,6 +15,7 @@ ROLES: Mapping[str, str] = {
 }
 MOST_MESSAGES = 4096
 MOST_PARTS = 4096  # of one message
+MOST_PARTS_IN_ALL = 16_384
 DETAILS = ("auto", "low", "high", "original")
 
 
@@ -40,13 +41,14 @@ class Message:
     content: str | tuple[Part, ...]
 
 
-def read_messages(value: Any) -> tuple[Message, ...]:
+def read_messages(value: Any, most_images: int = MOST_PARTS) -> tuple[Message, ...]:
     """Raises InvalidRequest naming the path of whatever cannot be used; unknown keys are ignored."""
     if not isinstance(value, list) or not value:
         raise InvalidRequest(f"messages is {_kind(value)}, expected a list with at least one message", param="messages")
     if len(value) > MOST_MESSAGES:
         raise InvalidRequest(f"messages has {len(value)} entries, expected at most {MOST_MESSAGES}", param="messages")
-    return tuple(_message(entry, f"messages[{index}]") for index, entry in enumerate(value))
+    room = _Room(most_images)
+    return tuple(_message(entry, f"messages[{index}]", room) for index, entry in enumerate(value))
 
 
 def images_of(messages: Sequence[Message]) -> list[ImagePart]:
@@ -60,7 +62,30 @@ def images_of(messages: Sequence[Message]) -> list[ImagePart]:
     ]
 
 
-def _message(value: Any, path: str) -> Message:
+class _Room:
+    """What the messages may still hold together, however they share it."""
+
+    def __init__(self, most_images: int) -> None:
+        self._most_images = most_images
+        self._images = most_images
+        self._parts = MOST_PARTS_IN_ALL
+
+    def take_parts(self, count: int) -> None:
+        self._parts -= count
+        if self._parts < 0:
+            raise InvalidRequest(
+                f"the messages have more than {MOST_PARTS_IN_ALL} parts of content together", param="messages"
+            )
+
+    def take_image(self) -> None:
+        self._images -= 1
+        if self._images < 0:
+            raise InvalidRequest(
+                f"the request has more than {self._most_images} images, as many as this server takes", param="messages"
+            )
+
+
+def _message(value: Any, path: str, room: _Room) -> Message:
     message = _object(value, path)
     role = message.get("role")
     if role in ("tool", "function") or message.get("tool_calls"):
@@ -71,7 +96,8 @@ def _message(value: Any, path: str) -> Message:
     if isinstance(content, str):
         return Message(ROLES[role], content)
     if isinstance(content, list) and 0 < len(content) <= MOST_PARTS:
-        parts = tuple(_part(part, f"{path}.content[{index}]") for index, part in enumerate(content))
+        room.take_parts(len(content))
+        parts = tuple(_part(part, f"{path}.content[{index}]", room) for index, part in enumerate(content))
         return Message(ROLES[role], parts)
     raise InvalidRequest(
         f"{path}.content is {_kind(content)}, expected a string or a list of up to {MOST_PARTS} parts",
@@ -79,7 +105,7 @@ def _message(value: Any, path: str) -> Message:
     )
 
 
-def _part(value: Any, path: str) -> Part:
+def _part(value: Any, path: str, room: _Room) -> Part:
     if isinstance(value, str):
         return TextPart(value)
     part = _object(value, path)
@@ -87,6 +113,7 @@ def _part(value: Any, path: str) -> Part:
     if kind == "text":
         return TextPart(_text(part.get("text"), f"{path}.text"))
     if kind == "image_url":
+        room.take_image()
         return _image(part.get("image_url"), f"{path}.image_url")
     raise InvalidRequest(
         f"{path}.type is {_shown(kind)}; this server takes text and image_url parts", param=f"{path}.type"

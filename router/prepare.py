@@ -16,22 +16,31 @@ from triptych.router.prompt import PromptBuilder
 from triptych.router.request import Prepared
 from triptych.router.sampling import max_tokens_for, prompt_too_long, sampling_for
 from triptych.router.schema import Chat
+from triptych.router.threads import WorkThreads
 from triptych.router.timeline import Timeline
 
 _TOKENIZE_IN_THREAD_CHARACTERS = 4096
+_TOKENIZE_IN_THREAD_PARTS = 64  # a template takes its time for each, be it empty
 
 
 class Preparer:
     """Nothing here asks a worker; the fleet only tells how long a prompt may be."""
 
     def __init__(
-        self, card: ModelCard, prompts: PromptBuilder, loader: MediaLoader, fleet: Fleet, default_max_tokens: int
+        self,
+        card: ModelCard,
+        prompts: PromptBuilder,
+        loader: MediaLoader,
+        fleet: Fleet,
+        default_max_tokens: int,
+        threads: WorkThreads,
     ) -> None:
         self._card = card
         self._prompts = prompts
         self._loader = loader
         self._fleet = fleet
         self._default_max_tokens = default_max_tokens
+        self._threads = threads
 
     async def prepare(self, chat: Chat, holding: Holding, timeline: Timeline) -> Prepared:
         """Raises what the client has to change."""
@@ -58,9 +67,10 @@ class Preparer:
         )
 
     async def _runs(self, messages: Sequence[Message]) -> list[tuple[int, ...]]:
-        if _num_characters(messages) < _TOKENIZE_IN_THREAD_CHARACTERS:
+        few = _num_parts(messages) < _TOKENIZE_IN_THREAD_PARTS
+        if few and _num_characters(messages) < _TOKENIZE_IN_THREAD_CHARACTERS:
             return self._prompts.runs(messages)
-        return await asyncio.to_thread(self._prompts.runs, messages)
+        return await asyncio.get_running_loop().run_in_executor(self._threads.prompts, self._prompts.runs, messages)
 
     def _parts(self, runs: Sequence[tuple[int, ...]], pictures: Sequence[Picture]) -> list[TextPart | ItemPart]:
         parts: list[TextPart | ItemPart] = [TextPart(runs[0])]
@@ -76,6 +86,11 @@ class Preparer:
             raise at_image(error, index, picture.part) from None
         digest = item_digest(picture.media.digest, {}, self._card.fingerprint)
         return self._card.adapter.part(plan, digest, width, height, picture.media.index)
+
+
+def _num_parts(messages: Sequence[Message]) -> int:
+    """A message of plain text is one."""
+    return sum(1 if isinstance(message.content, str) else len(message.content) for message in messages)
 
 
 def _num_characters(messages: Sequence[Message]) -> int:

@@ -19,6 +19,7 @@ from triptych.router.prepare import Preparer
 from triptych.router.prompt import PromptBuilder
 from triptych.router.request import Prepared, Request
 from triptych.router.schema import Chat
+from triptych.router.threads import WorkThreads
 from triptych.router.timeline import Timeline
 
 
@@ -41,6 +42,7 @@ class Router:
         self.budget = ByteBudget(
             settings.router.media_budget_bytes, lambda held: self.metrics.set("triptych:media_bytes", held)
         )
+        self.threads = WorkThreads()
         self.prompts = PromptBuilder(card)
         self.detokenizer = Detokenizer(self.prompts.tokenizer, card.vocab_size)
         self._fetcher = MediaFetcher(settings.router)
@@ -50,6 +52,7 @@ class Router:
             MediaLoader(settings.router, self._fetcher),
             self.fleet,
             settings.router.default_max_tokens,
+            self.threads,
         )
         self.running = 0  # requests in flight
         self._worker_labels: set[tuple[str, str]] = set()
@@ -63,6 +66,7 @@ class Router:
         await self._pipeline.stop()
         await self.fleet.stop()
         await self._fetcher.close()
+        self.threads.close()
 
     async def prepare(self, chat: Chat, holding: Holding, timeline: Timeline) -> Prepared:
         """Raises UnknownModel, and whatever else the client has to change."""

@@ -3,28 +3,36 @@
 import secrets
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from triptych.errors import ContextTooLong, InvalidRequest
-from triptych.journey import Sampling
+from triptych.journey import LARGEST_BIAS, Sampling
 from triptych.models.card import ModelCard
 from triptych.router.schema import ChatRequest
 
-LARGEST_BIAS = 100.0
+# Less is greedy: no checkpoint's own default lies below, and no difference of logits is lost above.
+LEAST_TEMPERATURE = 1e-7
+# The likeliest of fewer than a million ids has a greater share than this, and alone passes this and anything less.
+LEAST_TOP_P = 1e-6
 
 
 def sampling_for(request: ChatRequest, card: ModelCard, max_tokens: int) -> Sampling:
     """What the client asks for; what it leaves open is the model's own, then the API's default.
 
+    Numbers are rounded to float32, as every tier after the router sees them. A temperature below LEAST_TEMPERATURE
+    is greedy, a top_p below LEAST_TOP_P is LEAST_TOP_P.
     Raises InvalidRequest for a logit bias the vocabulary does not have and for min_tokens above max_tokens.
     """
     min_tokens = request.min_tokens or 0
     if min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens is {min_tokens}, max_tokens {max_tokens}", param="min_tokens")
     defaults = card.default_sampling
+    temperature = _chosen(request.temperature, defaults, "temperature", 1.0)
     return Sampling(
-        temperature=_chosen(request.temperature, defaults, "temperature", 1.0),
-        top_p=_chosen(request.top_p, defaults, "top_p", 1.0),
+        temperature=_single(temperature if temperature >= LEAST_TEMPERATURE else 0.0),
+        top_p=_single(max(LEAST_TOP_P, _chosen(request.top_p, defaults, "top_p", 1.0))),
         top_k=max(0, int(_chosen(request.top_k, defaults, "top_k", 0))),  # −1 means off too
-        min_p=_chosen(request.min_p, defaults, "min_p", 0.0),
+        min_p=_single(_chosen(request.min_p, defaults, "min_p", 0.0)),
         seed=_seed(request.seed),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -32,9 +40,9 @@ def sampling_for(request: ChatRequest, card: ModelCard, max_tokens: int) -> Samp
         stop_token_ids=card.eos_token_ids,
         logprobs=bool(request.logprobs),
         top_logprobs=request.top_logprobs or 0,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=_chosen(request.repetition_penalty, defaults, "repetition_penalty", 1.0),
+        presence_penalty=_single(request.presence_penalty or 0.0),
+        frequency_penalty=_single(request.frequency_penalty or 0.0),
+        repetition_penalty=_single(_chosen(request.repetition_penalty, defaults, "repetition_penalty", 1.0)),
         logit_bias=_logit_bias(request.logit_bias or {}, card.vocab_size),
     )
 
@@ -80,6 +88,10 @@ def _chosen(asked: float | None, defaults: Mapping[str, float], name: str, other
     return asked if asked is not None else defaults.get(name, otherwise)
 
 
+def _single(value: float) -> float:
+    return float(np.float32(value))
+
+
 def _seed(asked: int | None) -> int:
     """64 bits without a sign, as the wire has them; a random seed where none is asked for."""
     return secrets.randbits(64) if asked is None else asked % (1 << 64)
@@ -95,5 +107,5 @@ def _logit_bias(asked: Mapping[str, float], vocab_size: int) -> dict[int, float]
             )
         if not -LARGEST_BIAS <= value <= LARGEST_BIAS:
             raise InvalidRequest(f"logit_bias of {key} is {value}, expected -100 to 100", param=f"logit_bias.{key}")
-        bias[int(key)] = value
+        bias[int(key)] = _single(value)
     return bias

@@ -2,15 +2,23 @@
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from triptych.errors import InvalidRequest
-from triptych.router.messages import Message, read_messages
+from triptych.journey import LARGEST_REPETITION_PENALTY, LEAST_REPETITION_PENALTY, MOST_BRANCHES, MOST_TOP_LOGPROBS
+from triptych.router.messages import MOST_PARTS, Message, read_messages
 
-MOST_CHOICES = 8
 MOST_STOPS = 16
-MOST_TOP_LOGPROBS = 20
 MOST_BIASES = 1024
 
 
@@ -43,7 +51,7 @@ class ChatRequest(BaseModel):
 
     model: str
     messages: Any
-    n: Annotated[Whole | None, Field(ge=1, le=MOST_CHOICES)] = None
+    n: Annotated[Whole | None, Field(ge=1, le=MOST_BRANCHES)] = None
     max_tokens: Annotated[Whole | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[Whole | None, Field(ge=1)] = None
     min_tokens: Annotated[Whole | None, Field(ge=0)] = None
@@ -56,7 +64,9 @@ class ChatRequest(BaseModel):
     stop: str | list[str] | None = None
     presence_penalty: Annotated[Number | None, Field(ge=-2, le=2)] = None
     frequency_penalty: Annotated[Number | None, Field(ge=-2, le=2)] = None
-    repetition_penalty: Annotated[Number | None, Field(gt=0, le=100)] = None
+    repetition_penalty: Annotated[Number | None, Field(ge=LEAST_REPETITION_PENALTY, le=LARGEST_REPETITION_PENALTY)] = (
+        None
+    )
     logit_bias: dict[str, Number] | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[Whole | None, Field(ge=0, le=MOST_TOP_LOGPROBS)] = None
@@ -67,12 +77,19 @@ class ChatRequest(BaseModel):
     tools: Any = None
     tool_choice: Any = None
 
+    # Sizes first: the library looks at every element, and has something to say about each wrong one.
+    @field_validator("stop", "logit_bias", mode="before")
+    @classmethod
+    def _check_size(cls, value: Any, info: ValidationInfo) -> Any:
+        kind, most = (list, MOST_STOPS) if info.field_name == "stop" else (dict, MOST_BIASES)
+        if isinstance(value, kind) and len(value) > most:
+            raise PydanticCustomError("size", f"{len(value)} entries, expected at most {most}")
+        return value
+
     @field_validator("stop")
     @classmethod
     def _check_stop(cls, stop: str | list[str] | None) -> list[str]:
         stops = [stop] if isinstance(stop, str) else stop or []
-        if len(stops) > MOST_STOPS:
-            raise PydanticCustomError("stop", f"{len(stops)} stop strings, expected at most {MOST_STOPS}")
         if not all(stops):
             raise PydanticCustomError("stop", "an empty stop string")
         return stops
@@ -104,14 +121,14 @@ class Chat:
         self.messages = messages
 
     @classmethod
-    def parse(cls, body: bytes) -> Self:
+    def parse(cls, body: bytes, most_images: int = MOST_PARTS) -> Self:
         """Raises InvalidRequest with the dotted path of the field at fault."""
         try:
             request = ChatRequest.model_validate_json(body)
         except ValidationError as error:
             raise invalid_request(error) from None
         _check_together(request)
-        return cls(request, read_messages(request.messages))
+        return cls(request, read_messages(request.messages, most_images))
 
 
 def _check_together(request: ChatRequest) -> None:
@@ -128,8 +145,6 @@ def _check_together(request: ChatRequest) -> None:
             f"response_format.type is {request.response_format.type[:40]!r}; this server supports text",
             param="response_format.type",
         )
-    if len(request.logit_bias or {}) > MOST_BIASES:
-        raise InvalidRequest(f"logit_bias has more than {MOST_BIASES} entries", param="logit_bias")
 
 
 def invalid_request(error: ValidationError) -> InvalidRequest:

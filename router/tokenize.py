@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request as HTTPRequest
 
+from triptych.errors import ContextTooLong
 from triptych.router.body import read_body
 from triptych.router.router import Router
 from triptych.router.schema import invalid_request
@@ -18,12 +19,29 @@ class TokenizeRequest(BaseModel):
 
 
 async def tokenize(http: HTTPRequest, router: Router) -> dict[str, Any]:
-    limits = router.settings.router
+    """Raises InvalidRequest, and ContextTooLong for what no prompt could hold."""
+    limits, run = router.settings.router, asyncio.get_running_loop().run_in_executor
     with router.budget.holding() as holding:
         body = await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, holding)
-        try:
-            request = TokenizeRequest.model_validate_json(body)
-        except ValidationError as error:
-            raise invalid_request(error) from None
-        ids = await asyncio.to_thread(router.prompts.encode_text, request.prompt)
+        prompt = await run(router.threads.texts, _prompt, body)
+        del body
+        _check_length(prompt, router)
+        ids = await run(router.threads.texts, router.prompts.encode_text, prompt)
     return {"tokens": ids, "count": len(ids), "max_model_len": router.card.max_model_len}
+
+
+def _prompt(body: bytes) -> str:
+    try:
+        return TokenizeRequest.model_validate_json(body).prompt
+    except ValidationError as error:
+        raise invalid_request(error) from None
+
+
+def _check_length(prompt: str, router: Router) -> None:
+    most = router.fleet.max_model_len(router.card.max_model_len)
+    fewest = router.prompts.fewest_tokens(len(prompt))
+    if fewest >= most:
+        raise ContextTooLong(
+            f"This model's maximum context length is {most} tokens. However, the prompt has at least {fewest} tokens.",
+            param="prompt",
+        )

@@ -186,8 +186,9 @@ class InternalError(ClusterError):
 
 
 class InvalidRecord(TriptychError):
-    """A value that travels between tiers breaks its own rules."""
+    """A value that travels between tiers breaks its own rules: the fault is the caller's, which is one of our own."""
 
+    grpc_status = "INVALID_ARGUMENT"
     code = "invalid_record"
 
 

@@ -10,7 +10,7 @@ import grpc
 from triptych import wire
 from triptych.engine.loop import DecodeJob
 from triptych.errors import InternalError, InvalidRecord, TriptychError
-from triptych.journey import RequestId, Token
+from triptych.journey import MOST_BRANCHES, RequestId, Token
 from triptych.multimodal.layout import verify_layout
 from triptych.pb import common_pb2
 from triptych.pb import decode_pb2 as pb
@@ -31,8 +31,9 @@ class DecodeService(DecodeServicer):
     @unary
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
         self._door.check(request.envelope, new_work=True)
-        if min(request.prompt_tokens, request.max_tokens, request.branches) < 1:
-            raise InvalidRecord("Reserve needs prompt_tokens, max_tokens and branches of at least 1")
+        if min(request.prompt_tokens, request.max_tokens) < 1:
+            raise InvalidRecord("Reserve needs prompt_tokens and max_tokens of at least 1")
+        _require_branches(request.branches)
         key = work_key(request.envelope)
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[int | TriptychError] = loop.create_future()
@@ -115,6 +116,7 @@ def build_decode(site: Site, language: Language | None, server: grpc.aio.Server)
 
 
 def _job(key: RequestId, start: pb.DecodeStart, first: tuple[Token, ...]) -> DecodeJob:
+    _require_branches(start.branches)
     if len(first) != start.branches:
         raise InvalidRecord(f"{len(first)} first tokens came for {start.branches} branches")
     return DecodeJob(
@@ -128,6 +130,11 @@ def _job(key: RequestId, start: pb.DecodeStart, first: tuple[Token, ...]) -> Dec
         first=first,
         deadline=deadline_of(start.envelope),
     )
+
+
+def _require_branches(branches: int) -> None:
+    if not 1 <= branches <= MOST_BRANCHES:
+        raise InvalidRecord(f"{branches} branches are asked for, expected 1 to {MOST_BRANCHES}")
 
 
 def _batch(entries: list[Entry]) -> pb.TokenBatch:

@@ -9,7 +9,7 @@ import grpc
 from triptych import wire
 from triptych.engine.loop import PrefillJob
 from triptych.errors import InternalError, InvalidRecord
-from triptych.journey import KVRef, RequestId
+from triptych.journey import MOST_BRANCHES, KVRef, RequestId
 from triptych.multimodal.layout import verify_layout
 from triptych.pb import common_pb2
 from triptych.pb import prefill_pb2 as pb
@@ -73,8 +73,8 @@ def build_prefill(site: Site, language: Language | None, server: grpc.aio.Server
 
 
 def _job(start: pb.PrefillStart) -> PrefillJob:
-    if start.branches < 1:
-        raise InvalidRecord(f"Prefill asks for {start.branches} branches, expected at least 1")
+    if not 1 <= start.branches <= MOST_BRANCHES:
+        raise InvalidRecord(f"Prefill asks for {start.branches} branches, expected 1 to {MOST_BRANCHES}")
     generated = tuple(int(token) for token in wire.tokens_from_bytes(start.generated))
     if generated and start.branches != 1:
         raise InvalidRecord("a request with several branches cannot be continued from generated tokens")

@@ -24,6 +24,7 @@ class RayRuntime:
         Raises ConfigError when no Ray answers at an address that was named.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # two workers' equal lines are two facts
         # A fractional or zero GPU share must not hide the device from an actor that asked for the CPU.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         self.started_here = False

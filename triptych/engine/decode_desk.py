@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from triptych.engine.jobs import DecodeJob, DecodeSink, check_decode, require_newer
+from triptych.engine.jobs import DecodeJob, DecodeSink, check_branches, check_decode, require_newer
 from triptych.engine.mailbox import News, NewsQueue
 from triptych.engine.scheduler import Scheduler
 from triptych.engine.sequence import DecodeSequence, Reservation
@@ -180,10 +180,9 @@ def _check_reservation(reservation: Reservation, max_model_len: int) -> None:
         raise ContextTooLong(
             f"the prompt has {reservation.prompt_tokens} tokens, the context takes {max_model_len - 1} and an answer"
         )
-    if min(reservation.prompt_tokens, reservation.max_tokens, reservation.branches) < 1:
-        raise InvalidRequest(
-            f"{reservation.branches} branches of {reservation.max_tokens} tokens behind {reservation.prompt_tokens}"
-        )
+    if min(reservation.prompt_tokens, reservation.max_tokens) < 1:
+        raise InvalidRequest(f"{reservation.max_tokens} tokens behind {reservation.prompt_tokens}, expected both > 0")
+    check_branches(reservation.branches)
 
 
 def _check_reserved(job: DecodeJob, reservation: Reservation, max_model_len: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from triptych.errors import Cancelled, ContextTooLong, InvalidRequest, LayoutMismatch, TriptychError
-from triptych.journey import BlockRef, Layout, RequestId, Sampling, Token
+from triptych.journey import MOST_BRANCHES, BlockRef, Layout, RequestId, Sampling, Token
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,8 +93,9 @@ def require_newer(held: int, attempt: int) -> None:
 
 def check_prefill(job: PrefillJob, vocab_size: int, max_model_len: int) -> None:
     """Raises the RequestError or LayoutMismatch that says what cannot be computed."""
+    check_branches(job.branches, job.choice)
     _check_tokens(job, vocab_size)
-    if job.branches < 1 or (job.generated and job.branches != 1):
+    if job.generated and job.branches != 1:
         raise InvalidRequest(f"{job.branches} branches with {len(job.generated)} generated tokens, expected 1 branch")
     total = job.layout.num_tokens + len(job.generated)
     if total >= max_model_len:
@@ -105,6 +106,7 @@ def check_prefill(job: PrefillJob, vocab_size: int, max_model_len: int) -> None:
 
 def check_decode(job: DecodeJob, vocab_size: int) -> None:
     """Raises the RequestError or LayoutMismatch that says what cannot be continued."""
+    check_branches(job.branches, job.choice)
     _check_tokens(job, vocab_size)
     if len(job.first) != job.branches:
         raise LayoutMismatch(f"{len(job.first)} first tokens came for {job.branches} branches")
@@ -112,6 +114,12 @@ def check_decode(job: DecodeJob, vocab_size: int) -> None:
         if token.position != len(job.generated):
             raise LayoutMismatch(f"first token has position {token.position}, {len(job.generated)} came before it")
         _check_ids("first token", (token.id,), vocab_size)
+
+
+def check_branches(branches: int, first_choice: int = 0) -> None:
+    """Raises InvalidRequest for branches that are no choices of any request."""
+    if branches < 1 or not 0 <= first_choice <= MOST_BRANCHES - branches:
+        raise InvalidRequest(f"{branches} branches from choice {first_choice}, a request has 1 to {MOST_BRANCHES}")
 
 
 def _check_tokens(job: PrefillJob | DecodeJob, vocab_size: int) -> None:

@@ -30,20 +30,24 @@ def sample(logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> list[D
     Temperature 0 takes the largest adjusted logit, the first of equals. Otherwise the adjusted distribution at that
     temperature is filtered (top_k, then top_p of what is left, then min_p) and inverted at
     uniform(seed, choice, position). A row's result does not depend on the rows beside it.
-    Rows that hold NaN give a token whose logprob is NaN: the caller must look.
+    Rows from which nothing can be chosen, before or after they are adjusted (NaN, +inf, nothing but -inf), give a
+    token whose logprob is NaN: the caller must look, its id means nothing.
     """
     raw = logits[_ship(rows, logits.device)]
     scores = adjust(raw, draws)
     chosen = scores.argmax(dim=-1)
+    # NaN counts as largest: a largest score that is finite vouches for its whole row.
+    sound = scores.gather(1, chosen.unsqueeze(1)).isfinite().squeeze(1)
     warm = [place for place, draw in enumerate(draws) if draw.sampling.temperature > 0]
     if warm:
         at = _ship(warm, logits.device)
         chosen.index_copy_(0, at, _invert(scores[at], [draws[place] for place in warm]))
-    return _report(raw, chosen, draws)
+    sound &= chosen < raw.shape[1]
+    return _report(raw, chosen, sound, draws)
 
 
 def _invert(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Ids [draws] int64 drawn from scores [draws, vocab] by inverse CDF.
+    """Ids [draws] int64 drawn from scores [draws, vocab] by inverse CDF; vocab where there is nothing to draw from.
 
     In float64, and summed in order of ids rather than of likelihood: rounding in the model moves a boundary between
     two ids by next to nothing, but it may swap two neighbours in a sorted order, and the token with them.
@@ -57,8 +61,7 @@ def _invert(scores: Tensor, draws: Sequence[Draw]) -> Tensor:
         kept = _kept(probabilities[at], [draws[place] for place in filtered])
         probabilities.index_copy_(0, at, probabilities[at] * kept)
     mass = probabilities.cumsum(dim=-1)
-    ids = torch.searchsorted(mass, point * mass[:, -1:], right=True).squeeze(1)
-    return ids.clamp_(max=scores.shape[1] - 1)  # NaN sorts past the end, where a gather would be out of bounds
+    return torch.searchsorted(mass, point * mass[:, -1:], right=True).squeeze(1)
 
 
 def _filters(draw: Draw) -> bool:
@@ -80,19 +83,23 @@ def _kept(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
-def _report(raw: Tensor, chosen: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
-    """Chosen ids with their logprobs and the most likely alternatives, fetched in one transfer."""
+def _report(raw: Tensor, chosen: Tensor, sound: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+    """Chosen ids with their logprobs and the most likely alternatives, fetched in one transfer.
+
+    sound: [draws] bool; the others' logprobs are NaN
+    """
     logprobs = raw.log_softmax(dim=-1)
     most = min(max(draw.sampling.top_logprobs for draw in draws), raw.shape[1])
     top = logprobs.topk(most, dim=-1)
-    at = chosen.unsqueeze(1)
+    at = chosen.where(sound, 0).unsqueeze(1)  # within bounds, whatever the row
+    logprob = logprobs.gather(1, at).double().where(sound.unsqueeze(1), torch.nan)
     # float64 holds every id exactly, so that one tensor takes ids and logprobs.
-    columns = [at.double(), logprobs.gather(1, at).double(), top.indices.double(), top.values.double()]
+    columns = [at.double(), logprob, top.indices.double(), top.values.double()]
     drawn: list[Drawn] = []
-    for (id, logprob, *rest), draw in zip(torch.cat(columns, dim=1).tolist(), draws, strict=True):
+    for (id, own, *rest), draw in zip(torch.cat(columns, dim=1).tolist(), draws, strict=True):
         wanted = min(draw.sampling.top_logprobs, most)
         ids, values = rest[:wanted], rest[most : most + wanted]
-        drawn.append(Drawn(int(id), logprob, tuple(zip(map(int, ids), values, strict=True))))
+        drawn.append(Drawn(int(id), own, tuple(zip(map(int, ids), values, strict=True))))
     return drawn
 
 

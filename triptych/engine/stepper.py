@@ -129,9 +129,10 @@ class Stepper:
         entries: list[SinkEntry] = []
         with self._lock:
             for part, tokens in made:
-                # NaN is what a broken kernel or checkpoint looks like; a token drawn from it would be garbage.
+                # What a broken kernel or checkpoint looks like, or settings that leave nothing to choose from: a token
+                # drawn all the same would be garbage.
                 if not all(math.isfinite(token.logprob) for token in tokens):
-                    self._end(part.subject, InternalError("the model's logits are not finite"))
+                    self._end(part.subject, InternalError("logits are not finite, or not once adjusted"))
             for part, tokens in made:
                 if isinstance(part.subject, Chunk):
                     self._count_chunk(part.subject, part.draws, tokens, seconds)
