@@ -21,7 +21,7 @@ from triptych.errors import (
     TriptychError,
     WorkerLost,
 )
-from triptych.journey import BlockRef, RequestId, Token, new_request_id
+from triptych.journey import MOST_BRANCHES, BlockRef, RequestId, Token, new_request_id
 from triptych.models.base import LanguageModel, PagedInputs
 
 
@@ -33,6 +33,9 @@ from triptych.models.base import LanguageModel, PagedInputs
         ({"generated": (1,), "branches": 2}, InvalidRequest),
         ({"generated": (1,) * 12}, InvalidRequest),
         ({"branches": 0}, InvalidRequest),
+        ({"branches": MOST_BRANCHES + 1}, InvalidRequest),
+        ({"branches": (1 << 32) - 1}, InvalidRequest),
+        ({"branches": 2, "choice": MOST_BRANCHES - 1}, InvalidRequest),
         ({"sampling": replace(GREEDY, logit_bias={1024: 1.0})}, InvalidRequest),
         ({"sampling": replace(GREEDY, stop_token_ids=(99_999,))}, InvalidRequest),
     ],
@@ -67,6 +70,26 @@ def test_a_decode_that_is_not_what_was_reserved_fails_alone(
         with pytest.raises(error):
             pair.sink.answer(job.request_id, first)
         pair.decode.cancel(request_id)
+
+
+@pytest.mark.parametrize("branches", [0, MOST_BRANCHES + 1, (1 << 32) - 1])
+def test_no_blocks_are_reserved_for_branches_that_no_request_has(
+    model: LanguageModel, text: Asked, branches: int
+) -> None:
+    with running(model) as pair, pytest.raises(InvalidRequest, match="branches"):
+        pair.reserve(new_request_id(), replace(text, branches=branches)).result()
+
+
+def test_a_request_that_forbids_every_token_fails_alone(model: LanguageModel, text: Asked) -> None:
+    every = tuple(range(model.vocab_size))
+    silent = replace(text, sampling=replace(GREEDY, ignore_eos=False, min_tokens=2, stop_token_ids=every))
+    with running(model) as pair:
+        outcomes = [pair.start_prefill(new_request_id(), asked) for asked in (silent, text)]
+        with pytest.raises(InternalError, match="not finite"):
+            outcomes[0].result()
+        assert len(outcomes[1].result()) == 1
+        for outcome in outcomes:
+            pair.give_back(outcome)
 
 
 class Front:

@@ -227,3 +227,77 @@ def test_a_row_of_nan_says_so_and_leaves_the_others_right(temperature: float) ->
     found = sampled(rows, [draw(temperature=temperature, top_p=0.9, seed=seed) for seed in range(3)])
     assert math.isnan(found[1].logprob)
     assert (found[0], found[2]) == (whole[0], whole[2])
+
+
+def test_a_row_with_nothing_left_to_choose_says_so() -> None:
+    rows = torch.zeros(3, VOCAB)
+    everything = tuple(range(VOCAB))
+    for temperature in (0.0, 1.0):
+        settings: dict[str, Any] = {"temperature": temperature, "stop_token_ids": everything}
+        found = sampled(rows, [draw(**settings), draw(min_tokens=1, **settings), draw(**settings)])
+        assert [math.isnan(drawn.logprob) for drawn in found] == [False, True, False]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_scores_that_leave_float32_say_so(temperature: float) -> None:
+    rows = torch.full((1, VOCAB), 3e38)
+    assert math.isnan(sampled(rows, [draw(temperature=temperature, repetition_penalty=0.01)])[0].logprob)
+
+
+EXTREMES: dict[str, list[Any]] = {
+    "temperature": [0.0, 1e-45, 1e-30, 1e-6, 0.01, 1.0, 100.0],
+    "top_p": [1e-45, 1e-6, 0.5, 1.0],
+    "top_k": [0, 1, 3, (1 << 32) - 1],
+    "min_p": [0.0, 1e-45, 1.0],
+    "presence_penalty": [-2.0, 0.0, 2.0],
+    "frequency_penalty": [-2.0, 0.0, 2.0],
+    "repetition_penalty": [0.01, 1.0, 100.0],
+    "logit_bias": [{}, {0: 100.0, 1: -100.0}, dict.fromkeys(range(VOCAB), -100.0)],
+    "min_tokens": [0, 1000],
+    "stop_token_ids": [(), (0, 7), tuple(range(VOCAB))],
+    "seed": [0, 1, (1 << 64) - 1],
+}
+
+
+def extreme_rows(generator: torch.Generator) -> Tensor:
+    """[12, VOCAB]: small, large, equal, and broken in every way a row can be."""
+    rows = torch.randn(12, VOCAB, generator=generator)
+    scales = torch.tensor([1e-42, 1.0, 100.0, 1e4, 1e30, 1e38, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    rows = (rows * scales[:, None]).clamp(-3e38, 3e38)
+    rows[7, ::2] = -torch.inf
+    rows[8] = -torch.inf
+    rows[9, 5] = torch.inf
+    rows[10, 49] = torch.nan
+    rows[11] = torch.nan
+    return rows
+
+
+def is_right(scores: Tensor, sampling: Sampling, id: int) -> bool:
+    """Whether an id may be drawn from adjusted scores [vocab]: possible, and as likely as the best where it must be."""
+    below_best = float(scores.max().double() - scores[id].double())
+    if sampling.temperature == 0:
+        return below_best == 0
+    share = math.exp(-below_best / sampling.temperature)  # of the likeliest one's probability
+    best_alone = sampling.top_k == 1 or sampling.top_p <= 1e-6 or sampling.min_p == 1.0
+    return share > 1 - 1e-12 if best_alone else share > 0
+
+
+def test_whatever_is_asked_of_whatever_row_gives_a_right_token_or_says_so() -> None:
+    rng = random.Random(6)
+    rows = extreme_rows(torch.Generator().manual_seed(6))
+    for _ in range(150):
+        draws = [
+            draw(
+                prompt=(0, 3, VOCAB - 1),
+                generated=tuple(rng.choices(range(VOCAB), k=rng.choice([0, 4]))),
+                **{name: rng.choice(values) for name, values in EXTREMES.items()},
+            )
+            for _ in rows
+        ]
+        scores = adjust(rows, draws)
+        for row, (one, drawn) in enumerate(zip(draws, sampled(rows, draws), strict=True)):
+            broken = not scores[row].max().isfinite() or bool(scores[row].isnan().any())
+            assert 0 <= drawn.id < VOCAB
+            assert not broken or math.isnan(drawn.logprob)
+            assert broken or is_right(scores[row], one.sampling, drawn.id), (row, one, drawn)
+            assert broken or row == 5 or math.isfinite(drawn.logprob), "only the widest row may lose a logprob"

@@ -5,8 +5,10 @@ import json
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 
+from triptych import wire
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.models.card import ModelCard
 from triptych.router.sampling import max_tokens_for, sampling_for
@@ -25,10 +27,10 @@ def test_the_apis_own_defaults_hold_where_the_model_has_none(card: ModelCard) ->
 
 
 def test_the_models_defaults_hold_where_the_client_says_nothing(card: ModelCard) -> None:
-    cool = dataclasses.replace(card, default_sampling=MappingProxyType({"temperature": 0.1, "top_k": 50}))
-    assert sampling_for(request(), cool, 5).temperature == 0.1
+    cool = dataclasses.replace(card, default_sampling=MappingProxyType({"temperature": 0.25, "top_k": 50}))
+    assert sampling_for(request(), cool, 5).temperature == 0.25
     assert sampling_for(request(), cool, 5).top_k == 50
-    assert sampling_for(request(temperature=0.7, top_k=-1), cool, 5).temperature == 0.7
+    assert sampling_for(request(temperature=0.75, top_k=-1), cool, 5).temperature == 0.75
     assert sampling_for(request(top_k=-1), cool, 5).top_k == 0
 
 
@@ -49,6 +51,33 @@ def test_logit_bias_has_ids_and_limits(card: ModelCard) -> None:
     assert sampling_for(request(logit_bias={"7": -100, "9": 3}), card, 5).logit_bias == {7: -100.0, 9: 3.0}
     with pytest.raises(InvalidRequest, match="-100 to 100"):
         sampling_for(request(logit_bias={"7": -101}), card, 5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "found"),
+    [
+        ({"temperature": 1e-300}, "temperature", 0.0),
+        ({"temperature": 1e-30}, "temperature", 0.0),
+        ({"temperature": 1e-6}, "temperature", float(np.float32(1e-6))),
+        ({"top_p": 1e-300}, "top_p", float(np.float32(1e-6))),
+        ({"top_p": 1e-46}, "top_p", float(np.float32(1e-6))),
+        ({"top_p": 1 - 1e-12}, "top_p", 1.0),
+        ({"min_p": 1e-300}, "min_p", 0.0),
+        ({"presence_penalty": 1e-300}, "presence_penalty", 0.0),
+        ({"repetition_penalty": 0.01}, "repetition_penalty", float(np.float32(0.01))),
+        ({"logit_bias": {"3": 0.1}}, "logit_bias", {3: float(np.float32(0.1))}),
+    ],
+)
+def test_extremes_mean_the_same_to_every_tier(card: ModelCard, asked: dict[str, Any], name: str, found: Any) -> None:
+    sampling = sampling_for(request(**asked), card, 5)
+    assert getattr(sampling, name) == found
+    assert wire.sampling_from_pb(wire.sampling_to_pb(sampling)) == sampling
+
+
+@pytest.mark.parametrize("penalty", [0, -1, 1e-320, 1e-46, 1e-38, 0.009, 100.1])
+def test_a_repetition_penalty_that_would_leave_float32_is_refused(penalty: float) -> None:
+    with pytest.raises(InvalidRequest, match="repetition_penalty"):
+        request(repetition_penalty=penalty)
 
 
 def test_min_tokens_may_not_exceed_max_tokens(card: ModelCard) -> None:
