@@ -18,7 +18,7 @@ from triptych.router.schema import Chat, ChatRequest
 from triptych.router.sse import DONE, ChunkWriter, error_frame
 from triptych.router.timeline import Timeline
 
-_PARSE_IN_THREAD_BYTES = 64 << 10
+_PARSE_IN_THREAD_BYTES = 16 << 10
 TIMELINE_HEADER = "x-triptych-timeline"
 
 

@@ -89,7 +89,7 @@ class MediaFetcher:
     async def _get_with_retry(self, target: httpx.URL) -> "bytes | _Redirect":
         try:
             return await self._get(target)
-        except (httpcore.NetworkError, httpcore.RemoteProtocolError):
+        except (httpcore.NetworkError, httpcore.ProtocolError):
             pass  # once more, within the same deadline
         try:
             return await self._get(target)
@@ -172,10 +172,10 @@ def _parsed(url: str) -> httpx.URL:
     try:
         target = httpx.URL(url)
         # Some of what it is made of is only looked at when asked for: names that IDNA does not know, say.
-        derived = (target.host, target.raw_host, target.netloc, target.raw_path, target.userinfo)
+        port, _ = target.port, (target.host, target.netloc, target.raw_path, target.userinfo)
     except (httpx.InvalidURL, ValueError):
         raise _malformed() from None
-    if (target.port is not None and not 0 < target.port < 65536) or not all(map(_is_sendable, derived)):
+    if port is not None and not 0 < port < 65536:
         raise _malformed()
     return target
 

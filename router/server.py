@@ -13,6 +13,7 @@ from triptych.config import Settings
 from triptych.errors import ConfigError, InternalError
 from triptych.models.card import ModelCard
 from triptych.router.app import build_app
+from triptych.router.connection import Connection
 from triptych.router.link import KnownWorker
 from triptych.router.router import Router
 
@@ -83,7 +84,7 @@ class RouterServer:
         self._router = Router(self.settings, self._card, self._workers)
         config = uvicorn.Config(
             build_app(self._router),
-            http="h11",
+            http=Connection,
             ws="none",
             lifespan="on",
             access_log=False,

@@ -25,8 +25,10 @@ async def tokenize(http: HTTPRequest, router: Router) -> dict[str, Any]:
         body = await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, holding)
         prompt = await run(router.threads.texts, _prompt, body)
         del body
-        _check_length(prompt, router)
+        most = router.fleet.max_model_len(router.card.max_model_len)
+        _check_length(router.prompts.fewest_tokens(len(prompt)), most, "at least ")  # before seconds are spent
         ids = await run(router.threads.texts, router.prompts.encode_text, prompt)
+        _check_length(len(ids), most)  # the answer is no longer than a prompt either
     return {"tokens": ids, "count": len(ids), "max_model_len": router.card.max_model_len}
 
 
@@ -37,11 +39,9 @@ def _prompt(body: bytes) -> str:
         raise invalid_request(error) from None
 
 
-def _check_length(prompt: str, router: Router) -> None:
-    most = router.fleet.max_model_len(router.card.max_model_len)
-    fewest = router.prompts.fewest_tokens(len(prompt))
-    if fewest >= most:
+def _check_length(num_tokens: int, most: int, about: str = "") -> None:
+    if num_tokens > most:
         raise ContextTooLong(
-            f"This model's maximum context length is {most} tokens. However, the prompt has at least {fewest} tokens.",
+            f"This model's maximum context length is {most} tokens. However, the prompt has {about}{num_tokens}.",
             param="prompt",
         )

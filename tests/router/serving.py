@@ -19,6 +19,7 @@ from triptych.config import RouterSettings, Settings, TransferSettings
 from triptych.journey import Role
 from triptych.models.card import ModelCard
 from triptych.router.app import build_app
+from triptych.router.connection import Connection
 from triptych.router.router import Router
 
 PICTURES = Path(__file__).parent.parent / "data"
@@ -109,7 +110,9 @@ async def serving(
 @asynccontextmanager
 async def _listening(router: Router) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(build_app(router), log_config=None, lifespan="on", ws="none", timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        build_app(router), http=Connection, log_config=None, lifespan="on", ws="none", timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -122,6 +122,14 @@ async def test_a_name_is_resolved_once_and_that_answer_is_dialled(monkeypatch: p
         ("gopher://127.0.0.1:70/", "invalid_image_url"),
         ("http://user:secret@127.0.0.1/a.png", "media_url_not_allowed"),
         ("http://127.0.0.1/" + "a" * 9000, "media_url_not_allowed"),
+        ("http://xn--a/", "invalid_image_url"),
+        ("https://xn--/a.png", "invalid_image_url"),
+        ("http://xn--0.com/", "invalid_image_url"),
+        ("http://.a/", "image_fetch_failed"),
+        ("https://a..b/", "image_fetch_failed"),
+        ("http://" + "a" * 70 + ".com/", "image_fetch_failed"),
+        ("http://%ff/", "image_fetch_failed"),
+        ("http://a/\ud800", "invalid_image_url"),
         ("http://127.0.0.1:99999/", "invalid_image_url"),
         ("http://127.0.0.1:0/", "invalid_image_url"),
         ("http://no-such-host.invalid/a.png", "image_fetch_failed"),
@@ -163,7 +171,7 @@ async def test_every_hop_is_checked_like_the_first() -> None:
     assert inner.connections == 0
 
 
-@pytest.mark.parametrize("location", ["file:///etc/passwd", "//[", "http://user:x@127.0.0.1/"])
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "//[", "http://user:x@127.0.0.1/", "http://xn--a/"])
 async def test_a_redirect_elsewhere_is_refused(location: str) -> None:
     async with origin(always(response(b"", "301 Moved", location=location))) as server:
         error = await refusal(server.url())

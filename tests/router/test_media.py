@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.router.liveness import lively
 from tests.router.origin import Origin, always, origin, response
 from triptych.config import RouterSettings
-from triptych.errors import InvalidMedia, InvalidRequest, MediaTooLarge, Overloaded
+from triptych.errors import InvalidMedia, MediaTooLarge, Overloaded
 from triptych.multimodal.digest import source_digest
+from triptych.multimodal.sniff import MediaHeader, sniff
+from triptych.router import media
 from triptych.router.budget import ByteBudget
 from triptych.router.fetch import MediaFetcher
 from triptych.router.media import MediaLoader, Picture
@@ -79,9 +82,26 @@ async def test_a_page_behind_a_url_is_refused() -> None:
             await load([server.url()])
 
 
-async def test_too_many_images_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="3 images"):
-        await load([data_uri(RED)] * 3, max_images_per_prompt=2)
+async def test_a_file_named_often_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+
+    def look(data: bytes) -> MediaHeader:
+        looked_at.append(data)
+        return sniff(data)
+
+    monkeypatch.setattr(media, "sniff", look)
+    other = data_uri(RED).replace("image/png", "image/webp")  # another URL, the same bytes
+    pictures = await load([data_uri(RED), data_uri(CAFE), other] * 20)
+    assert looked_at == [RED, CAFE]
+    assert {picture.header.format for picture in pictures[::3]} == {"png"}
+
+
+async def test_a_long_header_does_not_hold_up_the_loop() -> None:
+    pieces = b"\xff\xe2\x00\x02" * 1_000_000
+    files = [b"\xff\xd8" + pieces + bytes([index]) for index in range(3)]
+    async with lively():
+        with pytest.raises(InvalidMedia):
+            await load([data_uri(data) for data in files])
 
 
 async def test_too_many_pixels_are_refused_by_the_header_alone() -> None:

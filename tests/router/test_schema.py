@@ -60,6 +60,7 @@ def test_every_role_may_use_parts(role: str) -> None:
         ([{"role": "user", "content": []}], "messages[0].content"),
         ([{"role": "user", "content": ["x"] * 5000}], "messages[0].content"),
         ([{"role": "user", "content": "x"}] * 5000, "messages"),
+        ([{"role": "user", "content": [""] * 4096}] * 5, "messages"),
         (content({"type": "text"}), "messages[0].content[0].text"),
         (content({"type": "image_url", "image_url": "http://x/y.png"}), "messages[0].content[0].image_url"),
         (content({"type": "image_url", "image_url": {}}), "messages[0].content[0].image_url.url"),
@@ -74,6 +75,19 @@ def test_every_role_may_use_parts(role: str) -> None:
 )
 def test_a_bad_message_is_named_by_its_path(messages: Any, param: str) -> None:
     assert refused(messages=messages).param == param
+
+
+def test_images_are_counted_over_all_messages() -> None:
+    messages = [*content(PIXEL, PIXEL), *content("and", PIXEL)]
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    assert len(images_of(Chat.parse(body, most_images=3).messages)) == 3
+    with pytest.raises(InvalidRequest, match="more than 2 images"):
+        Chat.parse(body, most_images=2)
+
+
+def test_as_many_parts_as_are_allowed_are_read() -> None:
+    chat = parse(messages=[{"role": "user", "content": ["x"] * 4096}] * 4)
+    assert sum(len(message.content) for message in chat.messages) == 16_384
 
 
 @pytest.mark.parametrize("detail", ["auto", "low", "high", "original"])
@@ -113,6 +127,10 @@ def test_unknown_fields_are_ignored_everywhere() -> None:
         ({"stop": ""}, "stop"),
         ({"stop": ["x", ""]}, "stop"),
         ({"stop": 5}, "stop"),
+        ({"stop": [0] * 17}, "stop"),
+        ({"logit_bias": {str(index): 1 for index in range(1025)}}, "logit_bias"),
+        ({"logit_bias": {str(index): [] for index in range(1025)}}, "logit_bias"),
+        ({"logit_bias": [0] * 2000}, "logit_bias"),
         ({"logprobs": "yes"}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),

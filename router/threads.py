@@ -1,0 +1,17 @@
+"""Threads for what would hold up the event loop; one kind of work does not make another kind wait."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+
+class WorkThreads:
+    """The router's own, so that strangers' texts cannot take the interpreter's shared ones."""
+
+    def __init__(self) -> None:
+        self.parsing = ThreadPoolExecutor(2, thread_name_prefix="parse")
+        self.prompts = ThreadPoolExecutor(4, thread_name_prefix="prompt")
+        self.texts = ThreadPoolExecutor(1, thread_name_prefix="tokenize")  # of /tokenize, which no answer waits for
+
+    def close(self) -> None:
+        """What has begun ends by itself."""
+        for threads in (self.parsing, self.prompts, self.texts):
+            threads.shutdown(wait=False, cancel_futures=True)
