@@ -1,8 +1,9 @@
 """Requests made to cost far more than they weigh: refused, while everybody else is answered."""
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.router.liveness import LONGEST_STANDSTILL_SECONDS, lively
 from tests.router.serving import Served, chat_body, serving, tiers
 from triptych.models.card import ModelCard
 from triptych.router.connection import Connection
+from triptych.router.messages import Message
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
@@ -71,12 +73,23 @@ async def test_a_costly_body_is_refused_while_others_are_answered(card: ModelCar
     assert served.router.budget.held_bytes == 0
 
 
-async def test_the_most_parts_that_are_allowed_hold_nobody_up(card: ModelCard) -> None:
+async def test_the_most_parts_that_are_allowed_hold_nobody_up(card: ModelCard, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[threading.Thread] = set()
+
     async with serving(card, tiers(card, "epd")) as served:
+        original = served.router.prompts.runs
+
+        def runs(messages: Sequence[Message]) -> list[tuple[int, ...]]:
+            threads.add(threading.current_thread())
+            return original(messages)
+
+        monkeypatch.setattr(served.router.prompts, "runs", runs)
         async with lively():
             answer = asyncio.create_task(_post(served, CHAT, HEAD + turns(b'""', 4096, 4)))
             await _slowest_probe(served, answer)
         assert (await answer)[0] == 200
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 @pytest.mark.parametrize("text", ["a" * ROOM, "wxyz " * 3400])  # the second may be short enough until it is tokenized
