@@ -84,7 +84,10 @@ class MediaLoader:
             header = await _sniffed(media.data)
             most = self._settings.max_image_pixels
             if header.pixels > most:
-                raise MediaTooLarge(f"the image has {header.width}x{header.height} pixels, more than {most}")
+                raise InvalidMedia(
+                    f"the image has {header.width}x{header.height} pixels, more than {most} (router.max_image_pixels)",
+                    code="image_too_large",
+                )
             return header
         except (InvalidMedia, MediaTooLarge) as error:
             raise at_image(error, index, part) from None

@@ -4,7 +4,7 @@ TriptychError                  never raised itself
   RequestError                 the caller must change something: 4xx, never retried
     InvalidRequest             400  malformed, out of range, unknown field value
     InvalidMedia               400  an image that cannot be used; says which and why
-    MediaTooLarge              413  more bytes or pixels than allowed
+    MediaTooLarge              413  more bytes than allowed
     BodyTooLarge               413  the HTTP body
     ContextTooLong             400  prompt plus output exceed the model's context
     UnknownModel               404
@@ -67,7 +67,7 @@ class InvalidMedia(RequestError):
 
 
 class MediaTooLarge(RequestError):
-    """An image with more bytes or pixels than allowed."""
+    """An image with more bytes than allowed, or more rows than an encoder can hold."""
 
     http_status = 413
     code = "image_too_large"

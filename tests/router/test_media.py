@@ -12,7 +12,7 @@ import pytest
 from tests.router.liveness import lively
 from tests.router.origin import Origin, always, origin, response
 from triptych.config import RouterSettings
-from triptych.errors import InvalidMedia, MediaTooLarge, Overloaded
+from triptych.errors import InvalidMedia, Overloaded
 from triptych.multimodal.digest import source_digest
 from triptych.multimodal.sniff import MediaHeader, sniff
 from triptych.router import media
@@ -114,10 +114,11 @@ async def test_a_header_of_many_pieces_is_looked_at_beside_the_loop(monkeypatch:
 
 
 async def test_too_many_pixels_are_refused_by_the_header_alone() -> None:
-    with pytest.raises(MediaTooLarge) as caught:
+    with pytest.raises(InvalidMedia) as caught:
         await load([data_uri(CAFE), data_uri(RED)], max_image_pixels=100)
     assert caught.value.item_index == 0
-    assert caught.value.http_status == 413
+    assert caught.value.http_status == 400
+    assert caught.value.media_code == "image_too_large"
 
 
 async def test_media_count_in_the_budget() -> None:
