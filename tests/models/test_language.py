@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.checkpoints import EMBEDDED, random_checkpoint
 from tests.models.stepper import Stepper, Stepping, generate
 from tests.reference import Reference, compare
 from triptych.models.base import LanguageModel
@@ -17,16 +16,6 @@ from triptych.models.card import load_card
 from triptych.models.loading import load_language
 
 STEPS = 48
-
-
-@pytest.fixture(scope="module", params=["random", "embedded"])
-def folder(request: pytest.FixtureRequest) -> Path:
-    return random_checkpoint() if request.param == "random" else EMBEDDED
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Reference:
-    return Reference(folder)
 
 
 @pytest.fixture(scope="module")

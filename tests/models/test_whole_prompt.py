@@ -9,7 +9,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tests.checkpoints import EMBEDDED, random_checkpoint
 from tests.models.stepper import Stepper, Stepping, generate
 from tests.reference import Message, Reference, compare
 from triptych.journey import Layout
@@ -22,16 +21,6 @@ from triptych.multimodal.rope import rope_positions
 CPU = torch.device("cpu")
 
 RGB = npt.NDArray[np.uint8]
-
-
-@pytest.fixture(scope="module", params=["random", "embedded"])
-def folder(request: pytest.FixtureRequest) -> Path:
-    return random_checkpoint() if request.param == "random" else EMBEDDED
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Reference:
-    return Reference(folder)
 
 
 @pytest.fixture(scope="module")
