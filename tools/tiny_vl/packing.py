@@ -1,7 +1,8 @@
-"""Samples of all sizes packed one behind the other into batches of one fixed shape."""
+"""The one fixed shape of all batches: samples of all sizes lie packed in it, one behind the other."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -24,8 +25,18 @@ class Caps:
     turns: int = 2_048
 
     def __post_init__(self) -> None:
-        if self.patches % LONGEST_WINDOW:
-            raise ValueError(f"caps.patches is {self.patches}, expected a multiple of {LONGEST_WINDOW}")
+        if self.patches % 4:
+            raise ValueError(f"caps.patches is {self.patches}, expected a multiple of 4")
+        for name, length, longest in (
+            ("windows", self.patches, LONGEST_WINDOW),
+            ("images", self.patches, LONGEST_IMAGE),
+            ("sequences", self.tokens, LONGEST_SEQUENCE),
+        ):
+            if getattr(self, name) < pieces(length, longest):
+                raise ValueError(
+                    f"caps.{name} is {getattr(self, name)}, expected at least {pieces(length, longest)}: "
+                    f"padding too is cut into segments of {longest}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +89,17 @@ class Batch:
 
     def pin_memory(self) -> Self:
         """A copy in page-locked memory; the name is what torch's DataLoader looks for."""
-        return replace(self, **{name: tensor.pin_memory() for name, tensor in self.tensors().items()})
+        return self._with(Tensor.pin_memory)
 
     def to(self, device: torch.device | str) -> Self:
         """A copy on the device; it may still be under way for pinned tensors, as with non_blocking everywhere."""
-        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in self.tensors().items()})
+        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Self:
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors().items()}
+        return replace(self, **changed)
+
+
+def pieces(length: int, longest: int) -> int:
+    """How many segments of up to `longest` cover the length."""
+    return -(-length // longest)

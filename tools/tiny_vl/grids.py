@@ -1,0 +1,88 @@
+"""What depends on a picture's grid alone, worked out once per grid: order of patches, windows, positions."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tools.tiny_vl.scenes import Box
+from triptych.journey import Grid
+from triptych.models.qwen2_5_vl.patches import order_patches
+
+PATCH, MERGE, BLOCKS_PER_WINDOW = 14, 2, 4  # pixels, patches and blocks a side
+CHANNELS = 3
+
+Int32Array = NDArray[np.int32]
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GridTables:
+    """A still picture's patches in window order: windows in reading order, in each of them 2x2 blocks likewise.
+
+    lines, columns: of blocks; a block becomes a row of the language model
+    patch_at:       [patches, 2] line and column in the grid of patches
+    block_at:       [blocks] place in reading order of the block that stands here
+    window_lengths: patches in each window
+    """
+
+    lines: int
+    columns: int
+    patch_at: Int32Array
+    block_at: Int32Array
+    window_lengths: tuple[int, ...]
+
+    @property
+    def num_patches(self) -> int:
+        return len(self.patch_at)
+
+    @property
+    def box(self) -> Box:
+        return Box(0, 0, self.lines, self.columns)
+
+    def cut(self, pixels: Bytes, out: Bytes) -> None:
+        """Writes the patches of [height, width, 3] pixels to out, [patches, 588] as channel, y, x."""
+        blocks = pixels.reshape(self.lines, MERGE, PATCH, self.columns, MERGE, PATCH, CHANNELS)
+        ordered = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(len(self.block_at), -1)
+        np.take(ordered, self.block_at, axis=0, out=out.reshape(len(self.block_at), -1))
+
+    def slots(self, box: Box) -> Int32Array:
+        """[blocks] place of each row among those inside the box, in reading order; −1 outside."""
+        line, column = np.divmod(self.block_at, self.columns)
+        inside = (line >= box.top) & (line < box.bottom) & (column >= box.left) & (column < box.right)
+        place = (line - box.top) * (box.right - box.left) + column - box.left
+        return np.where(inside, place, -1).astype(np.int32)
+
+
+class Grids:
+    """Tables by grid, kept once made."""
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[int, int], GridTables] = {}
+        self._row_positions: dict[tuple[int, int], Int32Array] = {}
+
+    def tables(self, width: int, height: int) -> GridTables:
+        """Of a picture of so many pixels, both multiples of 28."""
+        size = (height // (PATCH * MERGE), width // (PATCH * MERGE))
+        if size not in self._tables:
+            self._tables[size] = _make_tables(*size)
+        return self._tables[size]
+
+    def row_positions(self, lines: int, columns: int) -> Int32Array:
+        """[3, lines * columns] M-RoPE time, line and column of rows in reading order, relative to the first one's."""
+        if (lines, columns) not in self._row_positions:
+            line, column = np.indices((lines, columns)).reshape(2, -1)
+            self._row_positions[lines, columns] = np.stack([np.zeros_like(line), line, column]).astype(np.int32)
+        return self._row_positions[lines, columns]
+
+
+def _make_tables(lines: int, columns: int) -> GridTables:
+    order = order_patches([Grid(1, lines * MERGE, columns * MERGE)], MERGE, BLOCKS_PER_WINDOW)
+    blocks = order.positions.reshape(-1, MERGE**2, 2)[order.window_index]
+    return GridTables(
+        lines=lines,
+        columns=columns,
+        patch_at=blocks.reshape(-1, 2).astype(np.int32),
+        block_at=order.window_index.astype(np.int32),
+        window_lengths=tuple(order.window_lengths.tolist()),
+    )
