@@ -1,8 +1,8 @@
 """The model's tokenizer: known words in one token after a space, everything else and every answer byte by byte.
 
-Stock byte-level BPE without splitting. Its merges grow words from their space ("Ġ" + "w", "Ġw" + "h" ...), so an answer,
-which no space precedes, is one token per character: the model spells what it sees. The names of the roles are merged
-from the newline that ends them ("r" + "\\n" ...), which leaves the letters of answers alone as well.
+Stock byte-level BPE without splitting. Its merges grow words from their space ("Ġ" + "w", "Ġw" + "h" ...), so an
+answer, which no space precedes, is one token per character: the model spells what it sees. The names of the roles are
+merged from the newline that ends them ("r" + "\\n" ...), which leaves the letters of answers alone as well.
 """
 
 import json
@@ -27,7 +27,8 @@ ROLE_LINES = ("user\n", "assistant\n", "system\n")
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{m['role']}}\n"
     "{% if m['content'] is string %}{{m['content']}}{% else %}{% for c in m['content'] %}"
-    "{% if c['type']=='image' %}<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in c %}{{c['text']}}{% endif %}"
+    "{% if c['type']=='image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in c %}{{c['text']}}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
