@@ -1,0 +1,143 @@
+"""Bar charts and receipts."""
+
+from random import Random
+
+from PIL import Image, ImageDraw, ImageFont
+
+from tools.tiny_vl.draw_paper import (
+    LARGEST,
+    Colour,
+    Inks,
+    Size,
+    allowed,
+    luminance,
+    make_paper,
+    pick_inks,
+    pick_noise,
+    pick_size,
+    processor_scale,
+)
+from tools.tiny_vl.fonts import Face, cap_height, pick_face
+from tools.tiny_vl.scenes import BarChart, Picture, Receipt
+
+LEAST_CAP = 11.5  # pixels after the processor's resize
+
+
+def draw_bar_chart(chart: BarChart, rng: Random, held_out: bool = False, largest: int = LARGEST) -> Picture:
+    """A picture of the bars, a label under each; 112–280 pixels a side where the labels let it."""
+    face, cap = pick_face(rng, held_out), rng.uniform(LEAST_CAP, 18)
+    while (needed := _row_width(chart.labels, face, cap)) > min(largest, 280) and cap > LEAST_CAP:
+        cap = max(LEAST_CAP, cap - 1)
+    width = max(needed, min(280.0, largest, max(needed, 112.0) * rng.uniform(1, 1.4)))
+    size = allowed(width, rng.uniform(min(112, largest), min(240, largest)), whole=rng.random() < 0.55)
+    if needed > size[0] * processor_scale(size)[1]:
+        size = allowed(*size, whole=True)
+    font = face.sized(cap / processor_scale(size)[1])
+    inks = pick_inks(rng)
+    image = make_paper(size, inks.paper, inks.room, rng)
+    _draw_bars(image, chart, font, inks, rng)
+    return Picture(image, chart, cap_height(font) * processor_scale(size)[1], pick_noise(rng))
+
+
+def _row_width(labels: tuple[str, ...], face: Face, cap: float) -> float:
+    """Pixels that the labels need side by side."""
+    widest = max(face.sized(cap).getlength(label) for label in labels)
+    return max(26.0, widest + 7) * len(labels) + 8
+
+
+def _draw_bars(image: Image.Image, chart: BarChart, font: ImageFont.FreeTypeFont, inks: Inks, rng: Random) -> None:
+    draw = ImageDraw.Draw(image)
+    count = len(chart.labels)
+    label_height = font.getbbox("Hgy")[3] - font.getbbox("H")[1]
+    floor = image.height - label_height - rng.randint(6, 9)
+    tallest = (floor - 6) * rng.uniform(0.75, 1.0)
+    pitch = (image.width - 8) / count
+    thick = pitch * rng.uniform(0.4, 0.8)
+    many = rng.random() < 0.5
+    bar = _bar_colour(inks, rng)
+    for place, (label, height) in enumerate(zip(chart.labels, chart.heights, strict=True)):
+        middle = 4 + pitch * (place + 0.5)
+        bar = _bar_colour(inks, rng) if many else bar
+        draw.rectangle((middle - thick / 2, floor - tallest * height, middle + thick / 2, floor), fill=bar)
+        _centre(draw, (middle, floor + 4), label, font, inks.ink)
+    if rng.random() < 0.6:
+        draw.line((3, floor, image.width - 4, floor), fill=inks.ink, width=rng.randint(1, 2))
+    if rng.random() < 0.3:
+        draw.line((3, 3, 3, floor), fill=inks.ink, width=1)
+
+
+def _bar_colour(inks: Inks, rng: Random) -> Colour:
+    while True:
+        colour = (rng.randint(0, 255), rng.randint(0, 255), rng.randint(0, 255))
+        if abs(luminance(colour) - luminance(inks.paper)) > 60:
+            return colour
+
+
+def _centre(
+    draw: ImageDraw.ImageDraw, at: tuple[float, float], text: str, font: ImageFont.FreeTypeFont, ink: Colour
+) -> None:
+    draw.text((at[0] - font.getlength(text) / 2, at[1] - font.getbbox("H")[1]), text, fill=ink, font=font)
+
+
+def draw_receipt(receipt: Receipt, rng: Random, held_out: bool = False, largest: int = LARGEST) -> Picture:
+    """A picture of the receipt: a line an item, perhaps a heading, the total last; up to 336 pixels wide."""
+    rows = [(name, price(cents)) for name, cents in receipt.items]
+    rows.append(("TOTAL" if rng.random() < 0.75 else "Total", price(receipt.total)))
+    heading = rng.choice(("SHOP", "CAFE", "MARKET", "STORE", "RECEIPT")) if rng.random() < 0.2 else None
+    face, cap = pick_face(rng, held_out), rng.uniform(LEAST_CAP + 0.5, 20)
+    gap, leading = rng.uniform(0.8, 3), rng.uniform(1.6, 2.2)
+    lines = len(rows) + (heading is not None)
+    while (content := _extent(rows, face, cap, gap, lines * leading))[0] > min(336, largest) and cap > LEAST_CAP:
+        cap = max(LEAST_CAP, cap - 1)
+    size, cap = _sized(content, cap, pick_size(content, rng, max(56, min(336, largest))))
+    font = face.sized(cap)
+    inks = pick_inks(rng)
+    image = make_paper(size, inks.paper, inks.room, rng)
+    _print(image, rows, heading, font, inks, (content[0] - 8, cap * leading), rng)
+    return Picture(image, receipt, cap_height(font) * processor_scale(size)[1], pick_noise(rng))
+
+
+def price(cents: int) -> str:
+    """An amount as receipts and answers write it: 5.50."""
+    return f"{cents // 100}.{cents % 100:02d}"
+
+
+def _extent(rows: list[tuple[str, str]], face: Face, cap: float, gap: float, leads: float) -> tuple[float, float]:
+    font = face.sized(cap)
+    names, prices = (max(font.getlength(text) for text in column) for column in zip(*rows, strict=True))
+    return names + prices + gap * cap + 8, leads * cap + 8
+
+
+def _sized(content: tuple[float, float], cap: float, size: Size) -> tuple[Size, float]:
+    """Size and cap so that glyphs keep their height, and the lines their room, through the processor's resize."""
+    scale = min(processor_scale(size))
+    if scale < 1 and (content[0] > size[0] * scale or content[1] > size[1] * scale):
+        return allowed(size[0], size[1], whole=True), cap
+    return size, cap / min(1.0, scale)
+
+
+def _print(
+    image: Image.Image,
+    rows: list[tuple[str, str]],
+    heading: str | None,
+    font: ImageFont.FreeTypeFont,
+    inks: Inks,
+    block: tuple[float, float],  # width of the lines, distance between them
+    rng: Random,
+) -> None:
+    draw = ImageDraw.Draw(image)
+    wide, lead = min(block[0], image.width - 8.0), block[1]
+    tall = lead * (len(rows) + (heading is not None))
+    left, y = rng.uniform(4, max(4.0, image.width - wide - 4)), rng.uniform(3, max(3.0, image.height - tall - 3))
+    rise = font.getbbox("H")[1]
+    aligned, ruled = rng.random() < 0.75, rng.random() < 0.4
+    if heading:
+        draw.text((left + (wide - font.getlength(heading)) / 2, y - rise), heading, fill=inks.ink, font=font)
+        y += lead
+    for place, (name, amount) in enumerate(rows):
+        if ruled and place == len(rows) - 1:
+            draw.line((left, y - lead * 0.14, left + wide, y - lead * 0.14), fill=inks.ink, width=1)
+        draw.text((left, y - rise), name, fill=inks.ink, font=font)
+        x = left + wide - font.getlength(amount) if aligned else left + font.getlength(name) + font.getlength("n")
+        draw.text((x, y - rise), amount, fill=inks.ink, font=font)
+        y += lead
