@@ -13,6 +13,7 @@ from tests.checkpoints import EMBEDDED
 from tools.tiny_vl.chat import ChatEncoder, messages
 from tools.tiny_vl.scenes import Blank, Picture, Sample, Turn
 from tools.tiny_vl.tokenizer import IMAGE_PAD, SPECIAL_TOKENS, TURN_END, build_tokenizer, save_processor
+from triptych.models.card import load_card
 
 WORDS = ["What", "what", "does", "image", "images", "the", "say", "is", "of", "star", "colour", "user", "naïve"]
 
@@ -123,3 +124,17 @@ def test_texts_may_be_cut_behind_any_newline(tokenizer: Tokenizer) -> None:
         left, right = ("".join(rng.choices("sertm \nuaiw", k=rng.randint(0, 9))) for _ in range(2))
         left = f"{left}\n"
         assert tokenizer.encode(left + right).ids == tokenizer.encode(left).ids + tokenizer.encode(right).ids
+
+
+def test_the_router_reads_the_saved_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    for file in EMBEDDED.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    for name in ("tokenizer", "tokenizer_config", "processor_config", "preprocessor_config"):
+        (tmp_path / f"{name}.json").unlink()
+    for name in ("chat_template.jinja", "video_preprocessor_config.json"):
+        (tmp_path / name).unlink()
+    save_processor(tmp_path, tokenizer)
+    card, embedded = load_card(str(tmp_path), "float32"), load_card(str(EMBEDDED), "float32")
+    assert card.adapter == embedded.adapter
+    assert card.chat_template == embedded.chat_template
+    assert card.eos_token_ids == embedded.eos_token_ids
