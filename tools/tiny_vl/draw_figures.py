@@ -7,7 +7,16 @@ from random import Random
 
 from PIL import Image, ImageDraw
 
-from tools.tiny_vl.draw_paper import LARGEST, Colour, Size, allowed, make_paper, pick_noise, processor_scale
+from tools.tiny_vl.draw_paper import (
+    LARGEST,
+    Colour,
+    Size,
+    allowed,
+    make_paper,
+    pick_longest,
+    pick_noise,
+    processor_scale,
+)
 from tools.tiny_vl.scenes import Figure, Figures, Picture
 
 Points = tuple[tuple[float, float], ...]
@@ -53,7 +62,7 @@ def _in_line(count: int, rng: Random) -> list[tuple[float, float]]:
     start = rng.uniform(0, 1 - pitch * count) + pitch / 2
     middle, sway = rng.uniform(0.35, 0.65), 0.08 * pitch
     return [
-        (start + pitch * (place + rng.uniform(-0.15, 0.15)), middle + rng.uniform(-sway, sway) * (1 + count / 2))
+        (start + pitch * (place + rng.uniform(-0.12, 0.12)), middle + rng.uniform(-sway, sway) * (1 + count / 2))
         for place in range(count)
     ]
 
@@ -98,9 +107,10 @@ def _sized(figures: Figures, rng: Random, largest: int) -> tuple[Size, float]:
     radius = LEAST_RADIUS + 2 + 30 * rng.random() ** 2.5
     longest = radius / _room(figures, (aspect, 1.0)) * max(aspect, 1.0)
     needed = (LEAST_RADIUS + 2) / _room(figures, (aspect, 1.0)) * max(aspect, 1.0)
-    longest = max(needed, min(longest, largest) if rng.random() < 0.92 else rng.uniform(min(224, largest), largest))
+    limit = pick_longest(rng, largest)
+    longest = max(needed, min(longest, limit) if limit <= 224 else rng.uniform(112, limit))
     height = longest / max(aspect, 1.0)
-    size = allowed(height * aspect, height, whole=rng.random() < 0.55)
+    size = allowed(height * aspect, height, whole=rng.random() < 0.5)
     return size, max(_room(figures, size), LEAST_RADIUS)
 
 

@@ -88,14 +88,14 @@ def _width(font: ImageFont.FreeTypeFont, letter: str) -> float:
 
 def _draw_loose(grid: LetterGrid, rng: Random, held_out: bool, largest: int) -> Picture:
     rows, columns = len(grid.rows), len(grid.rows[0])
-    face, cap = pick_face(rng, held_out), rng.uniform(14.5, 28)
-    pitch = rng.uniform(30, 56)
+    face, cap = pick_face(rng, held_out), rng.uniform(15, 28)
+    pitch = rng.triangular(30, 56, 32)
     most = max(30.0, min(56.0, (largest - 8) / max(rows, columns), (LARGEST - 8) / max(rows, columns)))
     across, down = min(most, pitch * rng.uniform(0.85, 1.15)), min(most, pitch * rng.uniform(0.85, 1.15))
     across, down = max(30.0, across), max(30.0, down)
     cap = _loose_cap(grid, face, min(cap, down - 12), across)
     size = _loose_size((across * columns + 4, down * rows + 4), rng, largest)
-    font = face.sized(cap)
+    font = face.sized(cap / min(1.0, processor_scale(size)[1]))
     free = (size[0] - across * columns, size[1] - down * rows)
     origin = (rng.uniform(2, max(2.0, free[0] - 2)) + across / 2, rng.uniform(2, max(2.0, free[1] - 2)) + down / 2)
     inks = pick_inks(rng)
@@ -106,11 +106,11 @@ def _draw_loose(grid: LetterGrid, rng: Random, held_out: bool, largest: int) -> 
 
 def _loose_cap(grid: LetterGrid, face: Face, cap: float, across: float) -> float:
     widest = max(_width(face.sized(cap), letter) for letter in set("".join(grid.rows)))
-    return max(14.0, cap * min(1.0, (across - 6) / widest))
+    return max(15.0, cap * min(1.0, (across - 6) / widest))
 
 
 def _loose_size(content: tuple[float, float], rng: Random, largest: int) -> Size:
-    limits = (max(content[0], min(largest, content[0] * 1.4)), max(content[1], min(largest, content[1] * 1.4)))
+    limits = (max(content[0], min(largest, content[0] * 1.25)), max(content[1], min(largest, content[1] * 1.25)))
     width, height = (rng.uniform(have, limit) for have, limit in zip(content, limits, strict=True))
     return allowed(width, height, whole=rng.random() < 0.5)
 

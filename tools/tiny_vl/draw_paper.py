@@ -97,20 +97,21 @@ def pick_noise(rng: Random) -> float:
     return 0.0 if rng.random() < 0.5 else rng.uniform(0, 20)
 
 
-def pick_size(content: tuple[float, float], rng: Random, largest: int) -> Size:
-    """A picture's size around content of that width and height: mostly close, 8 % large; 55 % in whole tokens.
+def pick_longest(rng: Random, largest: int) -> int:
+    """How long this picture's sides may grow: 84–224 pixels, in one of twelve up to `largest`."""
+    if rng.random() < 1 / 12 and largest > 224:
+        return rng.randint(224, largest)
+    return min(largest, round(rng.triangular(84, 224, 140)))
 
-    Within 56–448 pixels and 4:1; beyond `largest` only where the content asks for it.
+
+def pick_size(content: tuple[float, float], rng: Random, longest: int) -> Size:
+    """A picture's size around content of that width and height: mostly close to it; half of them in whole tokens.
+
+    Within 56–448 pixels and 4:1; beyond `longest` only where the content asks for it.
     """
-    if rng.random() < 0.08 and largest > 224:
-        wanted = (rng.uniform(112, largest), rng.uniform(224, largest))
-        wanted = wanted if rng.random() < 0.5 else (wanted[1], wanted[0])
-    else:
-        most = rng.choice((0.25, 0.6, 1.2))
-        wanted = (content[0] * (1 + rng.uniform(0, most)), content[1] * (1 + rng.uniform(0, most)))
-    limits = (max(largest, content[0]), max(largest, content[1]))
-    sides = [max(have, min(want, limit)) for want, have, limit in zip(wanted, content, limits, strict=True)]
-    return allowed(sides[0], sides[1], whole=rng.random() < 0.55)
+    most = rng.choice((0.25, 0.6, 1.5)) if longest <= 224 else 4.0
+    sides = [max(have, min(longest, have * (1 + rng.uniform(0, most)))) for have in content]
+    return allowed(sides[0], sides[1], whole=rng.random() < 0.5)
 
 
 def allowed(width: float, height: float, whole: bool) -> Size:

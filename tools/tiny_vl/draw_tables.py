@@ -13,6 +13,7 @@ from tools.tiny_vl.draw_paper import (
     luminance,
     make_paper,
     pick_inks,
+    pick_longest,
     pick_noise,
     pick_size,
     processor_scale,
@@ -20,16 +21,17 @@ from tools.tiny_vl.draw_paper import (
 from tools.tiny_vl.fonts import Face, cap_height, pick_face
 from tools.tiny_vl.scenes import BarChart, Picture, Receipt
 
-LEAST_CAP = 11.5  # pixels after the processor's resize
+LEAST_CAP = 12.0  # pixels after the processor's resize
 
 
 def draw_bar_chart(chart: BarChart, rng: Random, held_out: bool = False, largest: int = LARGEST) -> Picture:
     """A picture of the bars, a label under each; 112–280 pixels a side where the labels let it."""
     face, cap = pick_face(rng, held_out), rng.uniform(LEAST_CAP, 18)
-    while (needed := _row_width(chart.labels, face, cap)) > min(largest, 280) and cap > LEAST_CAP:
+    longest = min(280, pick_longest(rng, largest) + 56)
+    while (needed := _row_width(chart.labels, face, cap)) > longest and cap > LEAST_CAP:
         cap = max(LEAST_CAP, cap - 1)
-    width = max(needed, min(280.0, largest, max(needed, 112.0) * rng.uniform(1, 1.4)))
-    size = allowed(width, rng.uniform(min(112, largest), min(240, largest)), whole=rng.random() < 0.55)
+    width = max(needed, min(longest, max(needed, 112.0) * rng.uniform(1, 1.4)))
+    size = allowed(width, rng.uniform(min(112, longest), min(200, longest)), whole=rng.random() < 0.5)
     if needed > size[0] * processor_scale(size)[1]:
         size = allowed(*size, whole=True)
     font = face.sized(cap / processor_scale(size)[1])
@@ -84,12 +86,13 @@ def draw_receipt(receipt: Receipt, rng: Random, held_out: bool = False, largest:
     rows = [(name, price(cents)) for name, cents in receipt.items]
     rows.append(("TOTAL" if rng.random() < 0.75 else "Total", price(receipt.total)))
     heading = rng.choice(("SHOP", "CAFE", "MARKET", "STORE", "RECEIPT")) if rng.random() < 0.2 else None
-    face, cap = pick_face(rng, held_out), rng.uniform(LEAST_CAP + 0.5, 20)
+    face, cap = pick_face(rng, held_out), rng.uniform(LEAST_CAP, 20)
     gap, leading = rng.uniform(0.8, 3), rng.uniform(1.6, 2.2)
     lines = len(rows) + (heading is not None)
-    while (content := _extent(rows, face, cap, gap, lines * leading))[0] > min(336, largest) and cap > LEAST_CAP:
+    longest = min(336, pick_longest(rng, largest) + 28)
+    while (content := _extent(rows, face, cap, gap, lines * leading))[0] > longest and cap > LEAST_CAP:
         cap = max(LEAST_CAP, cap - 1)
-    size, cap = _sized(content, cap, pick_size(content, rng, max(56, min(336, largest))))
+    size, cap = _sized(content, cap, pick_size(content, rng, longest))
     font = face.sized(cap)
     inks = pick_inks(rng)
     image = make_paper(size, inks.paper, inks.room, rng)

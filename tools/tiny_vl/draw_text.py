@@ -14,6 +14,7 @@ from tools.tiny_vl.draw_paper import (
     allowed,
     make_paper,
     pick_inks,
+    pick_longest,
     pick_noise,
     pick_size,
     processor_scale,
@@ -21,7 +22,7 @@ from tools.tiny_vl.draw_paper import (
 from tools.tiny_vl.fonts import Face, cap_height, pick_face
 from tools.tiny_vl.scenes import Picture, Sign
 
-READABLE = 16.5  # glyphs are not made smaller than this to fit, unless they were asked for smaller
+READABLE = 17.0  # glyphs are not made smaller than this to fit, unless they were asked for smaller
 MARGIN = 3  # pixels around the text
 
 
@@ -63,13 +64,15 @@ class Line:
 def draw_sign(text: str, glyph_pixels: float, rng: Random, held_out: bool = False, largest: int = LARGEST) -> Picture:
     """A picture of the text, its capitals glyph_pixels high after the processor's resize.
 
-    Glyphs shrink to fit (not below 16.5) before a picture outgrows `largest`; Picture.glyph_pixels has what came of it.
+    Glyphs shrink (not below 17) before a picture grows beyond its usual size, and beyond `largest`;
+    Picture.glyph_pixels has what came of it.
     """
     angle = rng.uniform(-7, 7) if rng.random() < 0.3 else 0.0
     tracking = rng.uniform(0.05, 0.3) if rng.random() < 0.15 else 0.0
     line = Line(text, pick_face(rng, held_out), angle, tracking)
-    glyph = _fitted(line, glyph_pixels, largest)
-    size, cap = _sized(line, glyph, pick_size(line.extent(glyph), rng, largest))
+    longest = pick_longest(rng, largest)
+    glyph = _fitted(line, glyph_pixels, longest)
+    size, cap = _sized(line, glyph, pick_size(line.extent(glyph), rng, longest))
     inks = pick_inks(rng)
     image = make_paper(size, inks.paper, inks.room, rng)
     box = _lay(image, line.mask(cap), inks.ink, rng)
@@ -79,12 +82,12 @@ def draw_sign(text: str, glyph_pixels: float, rng: Random, held_out: bool = Fals
     return Picture(image, Sign(text), glyph_pixels=drawn, noise=pick_noise(rng))
 
 
-def _fitted(line: Line, glyph: float, largest: int) -> float:
-    """The glyph height, less where the text would not fit into the largest picture otherwise."""
+def _fitted(line: Line, glyph: float, longest: int) -> float:
+    """The glyph height, less where the text would be longer than `longest`."""
     least = min(glyph, READABLE)
-    while (over := max(line.extent(glyph)) / largest) > 1 and glyph > least:
+    while (over := max(line.extent(glyph)) / longest) > 1 and glyph > least:
         glyph = max(least, glyph / over - 0.5)
-    if over * largest > LARGEST:
+    if over * longest > LARGEST:
         raise ValueError(f"{line.text!r} does not fit into {LARGEST} pixels with capitals of {glyph:.1f}")
     return glyph
 

@@ -30,35 +30,56 @@ class Face:
         raise ModuleNotFoundError(f"{self.family} needs {self.file} of the package {wanted}: pip install {wanted}")
 
     def sized(self, cap_pixels: float) -> ImageFont.FreeTypeFont:
-        """The face with a capital H of that height, ± 0.5 pixel: sizes and FreeType's grid fitting are in steps."""
-        step = 0.5 if cap_pixels < 24 else 1.0
-        return _font(self, round(cap_pixels / step) * step)
+        """The face with a capital H that high, ± 1 pixel.
+
+        FreeType fits glyphs to the pixel grid, so heights are in steps, of two pixels in some faces; where neither fits,
+        it is the higher one. cap_height has what came of it.
+        """
+        return _font(self, max(1, round(cap_pixels)))
 
 
 def cap_height(font: ImageFont.FreeTypeFont) -> float:
-    """Height in pixels of a capital H as it is drawn."""
-    _, top, _, bottom = font.getbbox("H")
-    return bottom - top
+    """Height in pixels of a capital H as it is drawn; rows that it covers in part count in part."""
+    mask = font.getmask("H")
+    width, pixels = mask.size[0], bytes(mask)
+    rows = [max(pixels[start : start + width]) for start in range(0, len(pixels), width)]
+    return sum(rows) / sorted(rows)[len(rows) // 2]
 
 
 def pick_face(rng: Random, held_out: bool = False) -> Face:
     """A face to train on, or one that training never sees; families alike, however many styles they have."""
     faces = HELD_OUT if held_out else FACES
-    family = rng.choice(sorted({face.family for face in faces}))
-    return rng.choice([face for face in faces if face.family == family])
+    return rng.choice(rng.choice(_families(faces)))
 
 
-# A font opens its file and keeps tables of ~50 KiB; a worker that draws everything would else hold thousands.
-@lru_cache(maxsize=2048)
-def _font(face: Face, cap_pixels: float) -> ImageFont.FreeTypeFont:
-    size = cap_pixels / _cap_share(face)
-    return ImageFont.truetype(str(face.path()), round(size, 2), layout_engine=ImageFont.Layout.BASIC)
+# A font that has drawn holds some 200 KB; all faces in all sizes would be 0.5 GB in each of the drawing processes.
+@lru_cache(maxsize=1024)
+def _font(face: Face, cap_pixels: int) -> ImageFont.FreeTypeFont:
+    path, share = face.path(), _cap_share(face)
+    tries: list[tuple[float, ImageFont.FreeTypeFont]] = []
+    for step in (0.0, -0.35, 0.35, -0.7, 0.7, 1.05):
+        font = _open(path, (cap_pixels + step) / share)
+        over = cap_height(font) - cap_pixels
+        if abs(over) <= 0.5:
+            return font
+        tries.append((over, font))
+    return min(tries, key=lambda tried: (tried[0] < 0, abs(tried[0])))[1]
+
+
+def _open(path: Path, size: float) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(str(path), round(size, 2), layout_engine=ImageFont.Layout.BASIC)
 
 
 @lru_cache(maxsize=256)
 def _cap_share(face: Face) -> float:
     """Height of a capital H as a share of the font size."""
-    return cap_height(ImageFont.truetype(str(face.path()), 500, layout_engine=ImageFont.Layout.BASIC)) / 500
+    return cap_height(_open(face.path(), 500)) / 500
+
+
+@lru_cache(maxsize=2)
+def _families(faces: tuple[Face, ...]) -> tuple[tuple[Face, ...], ...]:
+    names = sorted({face.family for face in faces})
+    return tuple(tuple(face for face in faces if face.family == name) for name in names)
 
 
 def _faces(family: str, licence: str, package: str, folder: str, *files: str) -> tuple[Face, ...]:
@@ -67,7 +88,7 @@ def _faces(family: str, licence: str, package: str, folder: str, *files: str) ->
 
 _MATPLOTLIB = ("matplotlib", "mpl-data/fonts/ttf")
 _BITSTREAM, _OFL, _APACHE = "Bitstream Vera", "OFL-1.1", "Apache-2.0"
-_KNUTH = "Knuth (BaKoMa)"
+_BAKOMA = "BaKoMa"
 
 # Left out: weights below regular (strokes thinner than a pixel at 16 px) and Computer Modern's italics, whose digits
 # are old-style in one and whose dollar is a pound in the other.
@@ -78,8 +99,8 @@ FACES: tuple[Face, ...] = (
     *_faces("DejaVu Sans Mono", _BITSTREAM, *_MATPLOTLIB, "DejaVuSansMono.ttf", "DejaVuSansMono-Bold.ttf"),
     *_faces("DejaVu Sans Mono", _BITSTREAM, *_MATPLOTLIB, "DejaVuSansMono-Oblique.ttf"),
     *_faces("STIX General", _OFL, *_MATPLOTLIB, "STIXGeneral.ttf", "STIXGeneralBol.ttf", "STIXGeneralItalic.ttf"),
-    *_faces("Computer Modern Roman", _KNUTH, *_MATPLOTLIB, "cmr10.ttf", "cmb10.ttf"),
-    *_faces("Computer Modern Sans", _KNUTH, *_MATPLOTLIB, "cmss10.ttf"),
+    *_faces("Computer Modern Roman", _BAKOMA, *_MATPLOTLIB, "cmr10.ttf", "cmb10.ttf"),
+    *_faces("Computer Modern Sans", _BAKOMA, *_MATPLOTLIB, "cmss10.ttf"),
     *_faces(
         "Source Sans Pro", _OFL, "font_source_sans_pro", "files",
         "SourceSansPro-Regular.ttf", "SourceSansPro-It.ttf", "SourceSansPro-Semibold.ttf", "SourceSansPro-Bold.ttf",
@@ -105,11 +126,11 @@ FACES: tuple[Face, ...] = (
     *_faces("Fredoka One", _OFL, "font_fredoka_one", "files", "FredokaOne-Regular.ttf"),
 )  # fmt: skip
 
-# Styles of the families above, and one family (cmtt10) of which training sees nothing.
+# Styles of families above, and a family of which training sees nothing.
 HELD_OUT: tuple[Face, ...] = (
     *_faces("DejaVu Serif", _BITSTREAM, *_MATPLOTLIB, "DejaVuSerif-Italic.ttf"),
     *_faces("STIX General", _OFL, *_MATPLOTLIB, "STIXGeneralBolIta.ttf"),
-    *_faces("Computer Modern Typewriter", _KNUTH, *_MATPLOTLIB, "cmtt10.ttf"),
+    *_faces("Computer Modern Typewriter", _BAKOMA, *_MATPLOTLIB, "cmtt10.ttf"),
     *_faces("Caladea", _APACHE, "font_caladea", "files", "Caladea-Bold.ttf"),
     *_faces("Hanken Grotesk", _OFL, "font_hanken_grotesk", "files", "HankenGrotesk-Medium.otf"),
     *_faces("Manrope", _OFL, "font_manrope", "files", "Manrope-Bold.ttf"),
