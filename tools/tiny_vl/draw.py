@@ -10,6 +10,7 @@ from tools.tiny_vl.draw_paper import (
     LARGEST,
     make_paper,
     pick_inks,
+    pick_longest,
     pick_noise,
     pick_size,
     processor_size,
@@ -37,7 +38,7 @@ __all__ = [
 
 def draw_blank(rng: Random, largest: int = LARGEST) -> Picture:
     """A picture of nothing: paper of any colour, now and then with a frame."""
-    size = pick_size((rng.uniform(56, 112), rng.uniform(56, 112)), rng, largest)
+    size = pick_size((rng.uniform(56, 112), rng.uniform(56, 112)), rng, pick_longest(rng, largest))
     inks = pick_inks(rng)
     image = make_paper(size, inks.paper, inks.room, rng)
     if rng.random() < 0.15:

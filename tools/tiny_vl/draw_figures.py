@@ -36,7 +36,7 @@ HSV: dict[str, tuple[tuple[float, float], tuple[float, float], tuple[float, floa
     "black": ((0, 360), (0.0, 0.3), (0.0, 0.12)),
     "white": ((0, 360), (0.0, 0.04), (0.94, 1.0)),
 }
-LEAST_DISTANCE = 95.0  # between paper and figures, in RGB
+LEAST_DISTANCE = 110.0  # between paper and figures, in RGB
 SLANT = {"circle": 90.0, "ring": 90.0, "triangle": 14.0, "star": 36.0, "square": 9.0, "cross": 9.0, "diamond": 9.0}
 
 

@@ -8,7 +8,6 @@ from tools.tiny_vl.draw_paper import (
     LARGEST,
     Colour,
     Inks,
-    Size,
     allowed,
     luminance,
     make_paper,
@@ -87,12 +86,18 @@ def draw_receipt(receipt: Receipt, rng: Random, held_out: bool = False, largest:
     rows.append(("TOTAL" if rng.random() < 0.75 else "Total", price(receipt.total)))
     heading = rng.choice(("SHOP", "CAFE", "MARKET", "STORE", "RECEIPT")) if rng.random() < 0.2 else None
     face, cap = pick_face(rng, held_out), rng.uniform(LEAST_CAP, 20)
-    gap, leading = rng.uniform(0.8, 3), rng.uniform(1.6, 2.2)
+    gap, leading = rng.uniform(1, 3), rng.uniform(1.6, 2.2)
     lines = len(rows) + (heading is not None)
     longest = min(336, pick_longest(rng, largest) + 28)
     while (content := _extent(rows, face, cap, gap, lines * leading))[0] > longest and cap > LEAST_CAP:
         cap = max(LEAST_CAP, cap - 1)
-    size, cap = _sized(content, cap, pick_size(content, rng, longest))
+    size = pick_size(content, rng, longest)
+    enlarged = cap / processor_scale(size)[1]
+    needed = _extent(rows, face, enlarged, gap, lines * leading)
+    if needed[0] <= size[0] and needed[1] <= size[1]:
+        content, cap = needed, enlarged
+    else:  # a picture in whole tokens isn't resized, so its lines take just the room that they were given
+        size = allowed(size[0], size[1], whole=True)
     font = face.sized(cap)
     inks = pick_inks(rng)
     image = make_paper(size, inks.paper, inks.room, rng)
@@ -109,14 +114,6 @@ def _extent(rows: list[tuple[str, str]], face: Face, cap: float, gap: float, lea
     font = face.sized(cap)
     names, prices = (max(font.getlength(text) for text in column) for column in zip(*rows, strict=True))
     return names + prices + gap * cap + 8, leads * cap + 8
-
-
-def _sized(content: tuple[float, float], cap: float, size: Size) -> tuple[Size, float]:
-    """Size and cap so that glyphs keep their height, and the lines their room, through the processor's resize."""
-    scale = min(processor_scale(size))
-    if scale < 1 and (content[0] > size[0] * scale or content[1] > size[1] * scale):
-        return allowed(size[0], size[1], whole=True), cap
-    return size, cap / min(1.0, scale)
 
 
 def _print(

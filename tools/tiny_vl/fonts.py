@@ -32,7 +32,7 @@ class Face:
     def sized(self, cap_pixels: float) -> ImageFont.FreeTypeFont:
         """The face with a capital H that high, ± 1 pixel.
 
-        FreeType fits glyphs to the pixel grid, so heights are in steps, of two pixels in some faces; where neither fits,
+        FreeType fits glyphs to the pixel grid, so heights come in steps, of two pixels in some faces; in doubt
         it is the higher one. cap_height has what came of it.
         """
         return _font(self, max(1, round(cap_pixels)))

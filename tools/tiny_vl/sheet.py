@@ -29,8 +29,8 @@ def make_sheet(path: Path, seed: int = 3) -> None:
     rng = Random(seed)
     tiles = [(name, with_noise(draw(rng), rng)) for name, draw, count in _KINDS for _ in range(count)]
     sheet = _laid_out(tiles)
-    # 256 colours: noise makes true colour four times as large.
-    sheet.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(path, optimize=True)
+    # 256 colours: noise makes true colour four times as large. Coverage keeps a small star's colour.
+    sheet.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def _laid_out(tiles: list[tuple[str, Image.Image]]) -> Image.Image:
