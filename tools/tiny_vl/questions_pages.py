@@ -1,0 +1,137 @@
+"""Signs, letter grids, charts and receipts, and questions about them."""
+
+from collections.abc import Callable
+from random import Random
+
+from tools.tiny_vl.phrasebook import NUMBERS, ORDINALS
+from tools.tiny_vl.question import Question
+from tools.tiny_vl.scenes import BarChart, LetterGrid, Receipt, Sign
+from tools.tiny_vl.texts import (
+    CELL_CHARACTERS,
+    look_alike_string,
+    pronounceable,
+    readable_text,
+    readable_words,
+    short_words,
+    string,
+    unambiguous_string,
+)
+
+TEXT_BY_KIND: dict[str, Callable[[int, Random], str]] = {
+    "read": unambiguous_string,
+    "read-words": readable_text,
+    "read-small": unambiguous_string,
+    "read-look-alike": look_alike_string,
+}
+PAGE_KINDS = frozenset((*TEXT_BY_KIND, "grid-dense", "grid-loose", "tallest", "shortest", "total", "price-of"))
+_GAP = 0.13  # between any two bars, as a share of the tallest
+
+
+def invent_page(kind: str, rng: Random, longest: int = 10) -> Sign | LetterGrid | BarChart | Receipt:
+    """A scene that the kind of question can be asked about; signs have at most `longest` characters."""
+    if kind in TEXT_BY_KIND:
+        return Sign(TEXT_BY_KIND[kind](longest, rng))
+    if kind.startswith("grid"):
+        return _invent_grid(kind == "grid-dense", rng)
+    return _invent_chart(rng) if kind in ("tallest", "shortest") else _invent_receipt(rng)
+
+
+def _invent_grid(dense: bool, rng: Random) -> LetterGrid:
+    """Neighbours differ in each direction, and so do the end of a row and the beginning of the next."""
+    height, width = rng.randint(2, 7), rng.randint(2, 8)
+    rows: list[str] = []
+    for _ in range(height):
+        row = ""
+        for column in range(width):
+            near = rows[-1][max(0, column - 1) : column + 2] + rows[-1][-1] if rows else ""
+            near += row[-1:]
+            while (character := rng.choice(CELL_CHARACTERS)) in near:
+                pass
+            row += character
+        rows.append(row)
+    return LetterGrid(tuple(rows), dense)
+
+
+def _invent_chart(rng: Random) -> BarChart:
+    count = rng.randint(2, 5)
+    labels: list[str] = []
+    while len(labels) < count:
+        if (label := _label(rng)) not in labels:
+            labels.append(label)
+    spare = 0.85 - _GAP * (count - 1)
+    drops = sorted(rng.uniform(0, spare) for _ in range(count - 1))
+    heights = [1.0] + [1.0 - drop - _GAP * (place + 1) for place, drop in enumerate(drops)]
+    rng.shuffle(heights)
+    return BarChart(tuple(labels), tuple(heights))
+
+
+def _label(rng: Random) -> str:
+    sort = rng.random()
+    if sort < 0.35:
+        return rng.choice(CELL_CHARACTERS)
+    if sort < 0.65:
+        return rng.choice(readable_words(5))
+    if sort < 0.8:
+        return string(CELL_CHARACTERS, rng.randint(2, 3), rng)
+    return pronounceable(rng.randint(2, 4), rng)
+
+
+def _invent_receipt(rng: Random) -> Receipt:
+    names: list[str] = []
+    while len(names) < rng.choices((2, 3), (80, 20))[0]:
+        name = _item(rng)
+        if name.lower() not in (known.lower() for known in names):
+            names.append(name)
+    return Receipt(
+        tuple((name, rng.randint(5, 99) * 10 if rng.random() < 0.5 else rng.randint(50, 999)) for name in names)
+    )
+
+
+def _item(rng: Random) -> str:
+    # Two-letter words can hardly be told from the words of a question.
+    word = (
+        rng.choice([word for word in short_words(6) if len(word) > 2]) if rng.random() < 0.7 else pronounceable(4, rng)
+    )
+    return rng.choice((word.upper(), word.lower(), word.capitalize()))
+
+
+def price(cents: int) -> str:
+    return f"{cents // 100}.{cents % 100:02}"
+
+
+def ask_page(kind: str, scene: Sign | LetterGrid | BarChart | Receipt, rng: Random) -> Question:
+    """A question of that kind, which must suit the scene."""
+    match scene:
+        case Sign(text):
+            return Question(kind, "read", text, tells_all=True)
+        case LetterGrid(rows):
+            row, column = rng.randrange(len(rows)), rng.randrange(len(rows[0]))
+            return Question(kind, "cell", rows[row][column], _cell_fields(row, column, rng))
+        case BarChart(labels, heights):
+            place = heights.index((max if kind == "tallest" else min)(heights))
+            return Question(kind, kind, labels[place])
+        case Receipt(items):
+            if kind == "total":
+                return Question(kind, kind, price(scene.total))
+            name, cents = rng.choice(items)
+            return Question(kind, kind, price(cents), {"a": name})
+
+
+def _cell_fields(row: int, column: int, rng: Random) -> dict[str, str]:
+    """Row and column, counted from 0, as numbers and ordinals for the phrasings to choose from."""
+    in_words = rng.random() < 0.12 and row < len(NUMBERS) and column < len(NUMBERS)
+    r, c = (NUMBERS[row], NUMBERS[column]) if in_words else (str(row + 1), str(column + 1))
+    return {"r": r, "c": c, "rth": ORDINALS[row], "cth": ORDINALS[column]}
+
+
+def page_kinds(scene: Sign | LetterGrid | BarChart | Receipt) -> tuple[str, ...]:
+    """Kinds that can be asked about the scene, one of them as often as it stands there."""
+    match scene:
+        case Sign():
+            return ()
+        case LetterGrid(dense=dense):
+            return ("grid-dense" if dense else "grid-loose",) * 3
+        case BarChart():
+            return ("tallest", "shortest")
+        case Receipt():
+            return ("total", "price-of", "price-of")
