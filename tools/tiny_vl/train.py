@@ -1,0 +1,118 @@
+"""Trains tiny-vl: one command, as often as it takes, each time going on where the last one stopped."""
+
+import argparse
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from tools.tiny_vl.batches import BatchDataset
+from tools.tiny_vl.checkpoint import StateMismatch
+from tools.tiny_vl.config import Geometry, Recipe
+from tools.tiny_vl.export import write_model
+from tools.tiny_vl.families import KINDS
+from tools.tiny_vl.feed import ExamBatches, caps_for, check_shared_memory, stream
+from tools.tiny_vl.packing import Caps
+from tools.tiny_vl.tokenizer import build_tokenizer
+from tools.tiny_vl.trainer import Diverged, Machine, Rhythm, Trainer
+from tools.tiny_vl.words import vocabulary
+
+
+@dataclass(slots=True)
+class Stop:
+    """Asked for by a signal or by the clock."""
+
+    deadline: float
+    signalled: bool = False
+
+    def __call__(self) -> bool:
+        return self.signalled or time.monotonic() >= self.deadline
+
+    def on_signal(self, _: int, __: FrameType | None) -> None:
+        self.signalled = True
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train, save, and once all steps are done write the model."""
+    started = time.monotonic()
+    options = _parser().parse_args(arguments)
+    stop = Stop(started + options.seconds)
+    signal.signal(signal.SIGTERM, stop.on_signal)
+    signal.signal(signal.SIGINT, stop.on_signal)
+    geometry, caps = Geometry(), caps_for(options.patches)
+    recipe = Recipe(seed=options.seed, steps=options.steps)
+    machine = machine_for(options)
+    try:
+        return _run(options, geometry, recipe, caps, machine, stop)
+    except (StateMismatch, Diverged) as error:
+        print(f"stopped: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def machine_for(options: argparse.Namespace) -> Machine:
+    """How to run on the device asked for, or on the GPU if there is one."""
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    on_gpu = device.type == "cuda"
+    # What few products are left in float32 may use the matrix units.
+    torch.set_float32_matmul_precision("high")
+    return Machine(
+        device=device,
+        way=options.attention or ("flash" if on_gpu else "segments"),
+        compiled=options.compile if options.compile is not None else on_gpu,
+        graphed=options.graph and on_gpu,
+        compute=torch.bfloat16 if on_gpu else torch.float32,
+        small_state=options.small_state,
+    )
+
+
+def _run(
+    options: argparse.Namespace, geometry: Geometry, recipe: Recipe, caps: Caps, machine: Machine, stop: Stop
+) -> int:
+    started = time.monotonic()
+    check_shared_memory(caps, options.workers)
+    tokenizer = build_tokenizer(vocabulary(), geometry.vocabulary)
+    trainer_state: Path = options.state
+    trainer = Trainer(geometry, recipe, caps, tuple(KINDS), machine, trainer_state)
+    print(f"{trainer.weights.numel()} parameters; from step {trainer.step} of {recipe.steps}; {machine}", flush=True)
+    source = BatchDataset(recipe.seed, caps, recipe.steps, tokenizer)
+    pinned = machine.device.type == "cuda"
+    batches = stream(source, range(trainer.step, recipe.steps), options.workers, pinned)
+    exam_source = ExamBatches(recipe.seed, caps, tokenizer, options.exam_samples)
+    exam_numbers = range(len(exam_source)) if options.exam_samples and options.exam_every <= recipe.steps else range(0)
+    exam = list(stream(exam_source, exam_numbers, min(options.workers, len(exam_numbers)), pinned=False))
+    print(f"{len(exam)} exam batches; set up in {time.monotonic() - started:.1f} s", flush=True)
+    rhythm = Rhythm(options.log_every, options.exam_every, options.save_seconds)
+    if not trainer.train(batches, exam, stop, rhythm):
+        print(f"saved at step {trainer.step} of {recipe.steps} in {options.state}; the same command goes on from there")
+        return 0
+    if options.output is not None:
+        write_model(options.output, geometry, trainer.weights, tokenizer)
+        print(f"done; model written to {options.output}")
+    else:
+        print(f"done; python -m tools.tiny_vl export --state {options.state} --output FOLDER writes the model")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tools.tiny_vl train", description=main.__doc__)
+    parser.add_argument("--state", type=Path, required=True, help="folder to save to and go on from")
+    parser.add_argument("--output", type=Path, help="folder to write the finished model to")
+    parser.add_argument("--steps", type=int, default=Recipe().steps, help="of the whole run, all legs together")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop and save after this long")
+    parser.add_argument("--seed", type=int, default=Recipe().seed)
+    parser.add_argument("--patches", type=int, default=Caps().patches, help="14x14 patches in a batch")
+    parser.add_argument("--workers", type=int, default=14, help="processes that make batches; 0: make them in between")
+    parser.add_argument("--device", help="cuda or cpu; default: the GPU if there is one")
+    parser.add_argument("--attention", choices=("flash", "varlen", "segments"), help="default: flash on a GPU")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="default: on a GPU")
+    parser.add_argument("--graph", action=argparse.BooleanOptionalAction, default=False, help="replay a CUDA graph")
+    parser.add_argument("--small-state", action="store_true", help="save momenta in bfloat16")
+    parser.add_argument("--log-every", type=int, default=25, help="steps")
+    parser.add_argument("--exam-every", type=int, default=600, help="steps")
+    parser.add_argument("--exam-samples", type=int, default=128, help="of each kind; 0: no exams")
+    parser.add_argument("--save-seconds", type=float, default=120.0)
+    return parser
