@@ -7,13 +7,13 @@ from random import Random
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from tools.tiny_vl import draw
 from tools.tiny_vl.draw_paper import luminance, pick_inks, processor_size
 from tools.tiny_vl.draw_text import Line
-from tools.tiny_vl.fonts import FACES, HELD_OUT, Face, cap_height
+from tools.tiny_vl.fonts import FACES, HELD_OUT, Face
 from tools.tiny_vl.scenes import COLOURS, LOOK_ALIKE, SHAPES, UNAMBIGUOUS, BarChart, LetterGrid, Picture, Receipt
 from tools.tiny_vl.sheet import make_sheet
 
@@ -22,6 +22,12 @@ LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
 
 def text(rng: Random, least: int = 1, most: int = 10, alphabet: str = LOOK_ALIKE) -> str:
     return "".join(rng.choice(alphabet) for _ in range(rng.randint(least, most)))
+
+
+def rows_of_ink(font: ImageFont.FreeTypeFont, letter: str) -> list[int]:
+    image = Image.new("L", (200, 200))
+    ImageDraw.Draw(image).text((20, 20), letter, fill=255, font=font)
+    return [row for row, peak in enumerate(np.asarray(image).max(axis=1)) if peak]
 
 
 def figures(rng: Random, arrangement: str, largest: int = 448) -> Picture:
@@ -138,7 +144,8 @@ def test_every_face_can_write_every_character(face: Face) -> None:
     drawn = {letter: bytes(font.getmask(letter)) for letter in LOOK_ALIKE}
     assert len(set(drawn.values())) >= len(LOOK_ALIKE) - 2  # I and l may be one glyph, but nothing is a placeholder
     for cap in (10, 16, 24, 50):
-        assert cap - 1 <= cap_height(face.sized(cap)) <= cap + 1.5
+        assert cap - 1 <= face.cap_height(cap) <= cap + 1.5
+        assert abs(face.cap_height(cap) - len(rows_of_ink(face.sized(cap), "H"))) <= 1
 
 
 def test_no_held_out_face_is_trained_on() -> None:

@@ -16,7 +16,7 @@ from tools.tiny_vl.draw_paper import (
     pick_noise,
     processor_scale,
 )
-from tools.tiny_vl.fonts import FACES, Face, cap_height, pick_face
+from tools.tiny_vl.fonts import FACES, Face, pick_face
 from tools.tiny_vl.scenes import Box, LetterGrid, Picture
 
 JITTER = 3  # pixels
@@ -59,17 +59,17 @@ def _cropped(picture: Picture, grid: LetterGrid, rng: Random) -> tuple[Picture, 
 
 def _draw_dense(grid: LetterGrid, rng: Random, held_out: bool) -> Picture:
     rows, columns = len(grid.rows), len(grid.rows[0])
-    font = _narrow(grid, rng, held_out)
+    face, cap = _narrow(grid, rng, held_out)
     # Letters on the border of two rows of tokens: who reads them must know how the rows lie.
     offset = rng.randint(7, 21) if rng.random() < 0.75 else rng.randint(0, 27)
     size = (columns * UNIT, (rows + (offset > JITTER)) * UNIT)
     inks = pick_inks(rng)
     image = make_paper(size, inks.paper, inks.room, rng)
-    _letter(image, grid, font, inks.ink, (UNIT / 2, UNIT / 2 + offset), (UNIT, UNIT), JITTER, rng)
-    return Picture(image, grid, cap_height(font), pick_noise(rng))
+    _letter(image, grid, face.sized(cap), inks.ink, (UNIT / 2, UNIT / 2 + offset), (UNIT, UNIT), JITTER, rng)
+    return Picture(image, grid, face.cap_height(cap), pick_noise(rng))
 
 
-def _narrow(grid: LetterGrid, rng: Random, held_out: bool) -> ImageFont.FreeTypeFont:
+def _narrow(grid: LetterGrid, rng: Random, held_out: bool) -> tuple[Face, float]:
     """A face and size, capitals of 15–20 pixels, in which no letter of the grid reaches into the next column."""
     letters = set("".join(grid.rows))
     for _ in range(12):
@@ -77,8 +77,8 @@ def _narrow(grid: LetterGrid, rng: Random, held_out: bool) -> ImageFont.FreeType
         share = max(_width(face.sized(cap), letter) for letter in letters) / cap
         cap = min(cap, FITTING / share)
         if cap >= 15:
-            return face.sized(cap)
-    return next(face for face in FACES if face.file == "DejaVuSansMono.ttf").sized(16)
+            return face, cap
+    return next(face for face in FACES if face.file == "DejaVuSansMono.ttf"), 16.0
 
 
 def _width(font: ImageFont.FreeTypeFont, letter: str) -> float:
@@ -95,13 +95,13 @@ def _draw_loose(grid: LetterGrid, rng: Random, held_out: bool, largest: int) -> 
     across, down = max(30.0, across), max(30.0, down)
     cap = _loose_cap(grid, face, min(cap, down - 12), across)
     size = _loose_size((across * columns + 4, down * rows + 4), rng, largest)
-    font = face.sized(cap / min(1.0, processor_scale(size)[1]))
+    cap /= min(1.0, processor_scale(size)[1])
     free = (size[0] - across * columns, size[1] - down * rows)
     origin = (rng.uniform(2, max(2.0, free[0] - 2)) + across / 2, rng.uniform(2, max(2.0, free[1] - 2)) + down / 2)
     inks = pick_inks(rng)
     image = make_paper(size, inks.paper, inks.room, rng)
-    _letter(image, grid, font, inks.ink, origin, (across, down), 1, rng)
-    return Picture(image, grid, cap_height(font) * processor_scale(size)[1], pick_noise(rng))
+    _letter(image, grid, face.sized(cap), inks.ink, origin, (across, down), 1, rng)
+    return Picture(image, grid, face.cap_height(cap) * processor_scale(size)[1], pick_noise(rng))
 
 
 def _loose_cap(grid: LetterGrid, face: Face, cap: float, across: float) -> float:

@@ -17,7 +17,7 @@ from tools.tiny_vl.draw_paper import (
     pick_size,
     processor_scale,
 )
-from tools.tiny_vl.fonts import Face, cap_height, pick_face
+from tools.tiny_vl.fonts import Face, pick_face
 from tools.tiny_vl.scenes import BarChart, Picture, Receipt
 
 LEAST_CAP = 12.0  # pixels after the processor's resize
@@ -33,11 +33,11 @@ def draw_bar_chart(chart: BarChart, rng: Random, held_out: bool = False, largest
     size = allowed(width, rng.uniform(min(112, longest), min(200, longest)), whole=rng.random() < 0.5)
     if needed > size[0] * processor_scale(size)[1]:
         size = allowed(*size, whole=True)
-    font = face.sized(cap / processor_scale(size)[1])
+    cap /= processor_scale(size)[1]
     inks = pick_inks(rng)
     image = make_paper(size, inks.paper, inks.room, rng)
-    _draw_bars(image, chart, font, inks, rng)
-    return Picture(image, chart, cap_height(font) * processor_scale(size)[1], pick_noise(rng))
+    _draw_bars(image, chart, face.sized(cap), inks, rng)
+    return Picture(image, chart, face.cap_height(cap) * processor_scale(size)[1], pick_noise(rng))
 
 
 def _row_width(labels: tuple[str, ...], face: Face, cap: float) -> float:
@@ -98,11 +98,10 @@ def draw_receipt(receipt: Receipt, rng: Random, held_out: bool = False, largest:
         content, cap = needed, enlarged
     else:  # a picture in whole tokens isn't resized, so its lines take just the room that they were given
         size = allowed(size[0], size[1], whole=True)
-    font = face.sized(cap)
     inks = pick_inks(rng)
     image = make_paper(size, inks.paper, inks.room, rng)
-    _print(image, rows, heading, font, inks, (content[0] - 8, cap * leading), rng)
-    return Picture(image, receipt, cap_height(font) * processor_scale(size)[1], pick_noise(rng))
+    _print(image, rows, heading, face.sized(cap), inks, (content[0] - 8, cap * leading), rng)
+    return Picture(image, receipt, face.cap_height(cap) * processor_scale(size)[1], pick_noise(rng))
 
 
 def price(cents: int) -> str:

@@ -19,7 +19,7 @@ from tools.tiny_vl.draw_paper import (
     pick_size,
     processor_scale,
 )
-from tools.tiny_vl.fonts import Face, cap_height, pick_face
+from tools.tiny_vl.fonts import Face, pick_face
 from tools.tiny_vl.scenes import Picture, Sign
 
 READABLE = 17.0  # glyphs are not made smaller than this to fit, unless they were asked for smaller
@@ -78,7 +78,7 @@ def draw_sign(text: str, glyph_pixels: float, rng: Random, held_out: bool = Fals
     box = _lay(image, line.mask(cap), inks.ink, rng)
     if rng.random() < 0.25:
         _decorate(image, box, inks, rng)
-    drawn = cap_height(line.face.sized(cap)) * processor_scale(size)[1]
+    drawn = line.face.cap_height(cap) * processor_scale(size)[1]
     return Picture(image, Sign(text), glyph_pixels=drawn, noise=pick_noise(rng))
 
 

@@ -9,7 +9,8 @@ from random import Random
 from PIL import ImageFont
 
 
-@dataclass(frozen=True, slots=True)
+# Compared by identity: faces are keys of caches that every letter goes through.
+@dataclass(frozen=True, slots=True, eq=False)
 class Face:
     """One style of a family, found in an installed package."""
 
@@ -30,20 +31,16 @@ class Face:
         raise ModuleNotFoundError(f"{self.family} needs {self.file} of the package {wanted}: pip install {wanted}")
 
     def sized(self, cap_pixels: float) -> ImageFont.FreeTypeFont:
-        """The face with a capital H that high, ± 1 pixel.
+        """The face with a capital H that high, give or take a pixel: cap_height tells.
 
-        FreeType fits glyphs to the pixel grid, so heights come in steps, of two pixels in some faces; in doubt
-        it is the higher one. cap_height has what came of it.
+        FreeType fits glyphs to the pixel grid, so heights come in steps, in some faces of two pixels; then it is the
+        higher one.
         """
         return _font(self, max(1, round(cap_pixels)))
 
-
-def cap_height(font: ImageFont.FreeTypeFont) -> float:
-    """Height in pixels of a capital H as it is drawn; rows that it covers in part count in part."""
-    mask = font.getmask("H")
-    width, pixels = mask.size[0], bytes(mask)
-    rows = [max(pixels[start : start + width]) for start in range(0, len(pixels), width)]
-    return sum(rows) / sorted(rows)[len(rows) // 2]
+    def cap_height(self, cap_pixels: float) -> float:
+        """Height in pixels of a capital H of the face sized so."""
+        return _fit(self, max(1, round(cap_pixels)))[1]
 
 
 def pick_face(rng: Random, held_out: bool = False) -> Face:
@@ -55,25 +52,38 @@ def pick_face(rng: Random, held_out: bool = False) -> Face:
 # A font that has drawn holds some 200 KB; all faces in all sizes would be 0.5 GB in each of the drawing processes.
 @lru_cache(maxsize=1024)
 def _font(face: Face, cap_pixels: int) -> ImageFont.FreeTypeFont:
-    path, share = face.path(), _cap_share(face)
-    tries: list[tuple[float, ImageFont.FreeTypeFont]] = []
+    return _open(face, _fit(face, cap_pixels)[0])
+
+
+@lru_cache(maxsize=8192)
+def _fit(face: Face, cap_pixels: int) -> tuple[float, float]:
+    """The font size that comes nearest to capitals of that height, and the height it comes to."""
+    share = _cap_height(_open(face, 500)) / 500
+    tries: list[tuple[float, float]] = []
     for step in (0.0, -0.35, 0.35, -0.7, 0.7, 1.05):
-        font = _open(path, (cap_pixels + step) / share)
-        over = cap_height(font) - cap_pixels
-        if abs(over) <= 0.5:
-            return font
-        tries.append((over, font))
-    return min(tries, key=lambda tried: (tried[0] < 0, abs(tried[0])))[1]
+        size = (cap_pixels + step) / share
+        height = _cap_height(_open(face, size))
+        if abs(height - cap_pixels) <= 0.5:
+            return size, height
+        tries.append((size, height))
+    return min(tries, key=lambda tried: (tried[1] < cap_pixels, abs(tried[1] - cap_pixels)))
 
 
-def _open(path: Path, size: float) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(str(path), round(size, 2), layout_engine=ImageFont.Layout.BASIC)
+def _cap_height(font: ImageFont.FreeTypeFont) -> float:
+    """Height in pixels of a capital H as it is drawn; rows that it covers in part count in part."""
+    mask = font.getmask("H")
+    width, pixels = mask.size[0], bytes(mask)
+    rows = [max(pixels[start : start + width]) for start in range(0, len(pixels), width)]
+    return sum(rows) / sorted(rows)[len(rows) // 2]
+
+
+def _open(face: Face, size: float) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(str(_path(face)), round(size, 2), layout_engine=ImageFont.Layout.BASIC)
 
 
 @lru_cache(maxsize=256)
-def _cap_share(face: Face) -> float:
-    """Height of a capital H as a share of the font size."""
-    return cap_height(_open(face.path(), 500)) / 500
+def _path(face: Face) -> Path:
+    return face.path()
 
 
 @lru_cache(maxsize=2)
