@@ -4,12 +4,13 @@ from dataclasses import replace
 from itertools import accumulate
 from random import Random
 
+from tools.tiny_vl.albums import ALBUM_KINDS, album_turns
+from tools.tiny_vl.chats import chat_turns, earlier_turns
 from tools.tiny_vl.draw import draw_blank
 from tools.tiny_vl.families import KINDS
 from tools.tiny_vl.layout import with_picture
 from tools.tiny_vl.question import Question
-from tools.tiny_vl.questions import VISUAL_KINDS, draw, invent
-from tools.tiny_vl.questions_several import ALBUM_KINDS, album_turns, chat_turns, earlier_turns, further_question
+from tools.tiny_vl.questions import VISUAL_KINDS, draw, further_question, invent
 from tools.tiny_vl.questions_text import small_talk, text_turns
 from tools.tiny_vl.scenes import Picture, Sample, Scene, Turn
 from tools.tiny_vl.setting import Setting, training_setting

@@ -16,6 +16,8 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "In {pic}, what is (in|at) row {r}, column {c}?",
         "{rth} row, {cth} column?",
         "Row {r}, column {c}.",
+        "Line {r}, (letter|character) {c} (of {pic}|)?",
+        "Which (letter|character) stands in row {r} and column {c} (of {pic}|)?",
         "Look at row {r} (of {pic}|). What is in column {c}?",
         "~(Which|What) (letter|character) do you (see|find) in row {r} and column {c} of {pic}?",
         "~Go to row {r} of {pic}. What@is in the {cth} column?",
@@ -33,6 +35,8 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "In {pic}, which bar is (tallest|highest|biggest|largest)?",
         "(Tell me|Say) which bar (in {pic}|) is (the|) (tallest|highest|biggest|largest).",
         "(Which|What) is (the|) (most|maximum|highest|tallest) (in {pic}|)?",
+        "Tallest bar?",
+        "Which (column|one) is the (tallest|highest|biggest|largest) (in {pic}|)?",
         "Look at (the chart|{pic}). Which bar is (tallest|highest)?",
         "~(What's|What is) written under the (tallest|highest) bar of {pic}?",
         "~Which bar in {pic} is taller than all others?",
@@ -48,6 +52,8 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "What is the (total|whole|full) (price|sum|amount) (on {pic}|)?",
         "What (sum|amount) does {pic} show as the total?",
         "Total?",
+        "What@is the bottom line?",
+        "How much money is it (in all|in total)?",
         "How much do I (have to|) pay (in all|in total|)?",
         "What total does (the receipt|{pic}) (show|say|have)?",
         "What (is|was) the sum (on {pic}|)?",
@@ -86,6 +92,9 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "(Tell me|Say) (if|whether) {pics} say the same.",
         "Compare {pics}. Is the text the same?",
         "Same text?",
+        "Are they the same?",
+        "Is the same (text|thing) written in {pics}?",
+        "Is there the same text in {pics}?",
         "~Does the writing in {pics} match?",
         "~Do {pics} have identical text?",
         "~Can you read the same text in {pics}?",
@@ -168,6 +177,7 @@ PATTERNS["shortest"] = tuple(
     .replace("(highest|largest|biggest)", "(lowest|smallest)")
     .replace("(most|highest value|largest value)", "(least|lowest value|smallest value)")
     .replace("(most|maximum|highest|tallest)", "(least|minimum|lowest|shortest)")
+    .replace("Tallest", "Shortest")
     .replace("taller", "shorter")
     .replace("wins", "loses")
     for line in PATTERNS["tallest"]

@@ -3,7 +3,7 @@
 from random import Random
 
 from tools.tiny_vl.draw import draw_bar_chart, draw_figures, draw_letter_grid, draw_receipt, draw_sign
-from tools.tiny_vl.question import Question
+from tools.tiny_vl.question import Question, leaks
 from tools.tiny_vl.questions_figures import FIGURE_KINDS, ask_figures, figure_kinds, invent_figures
 from tools.tiny_vl.questions_pages import PAGE_KINDS, ask_page, invent_page, page_kinds
 from tools.tiny_vl.scenes import BarChart, Figures, LetterGrid, Picture, Receipt, Scene, Sign
@@ -35,6 +35,16 @@ def kinds_of(scene: Scene) -> tuple[str, ...]:
     if isinstance(scene, Figures):
         return figure_kinds(scene)
     return page_kinds(scene) if isinstance(scene, Sign | LetterGrid | BarChart | Receipt) else ()
+
+
+def further_question(asked: list[Question], scene: Scene, rng: Random) -> Question | None:
+    """Another question about the scene that the earlier ones do not answer, if a few tries find one."""
+    kinds = kinds_of(scene)
+    for _ in range(4 if kinds else 0):
+        question = ask(rng.choice(kinds), scene, rng)
+        if question is not None and not leaks(asked, question):
+            return question
+    return None
 
 
 def glyph_pixels(kind: str, rng: Random) -> float:

@@ -8,8 +8,9 @@ from tools.tiny_vl.scenes import LOOK_ALIKE, Turn
 from tools.tiny_vl.texts import NAMES, any_case, pronounceable, readable_text, short_words, string, unambiguous_string
 
 _OPPOSITES = (
-    "big small,hot cold,up down,left right,open closed,day night,old young,good bad,high low,long short,fast slow,wet dry,"
-    "full empty,black white,early late,light dark,hard soft,happy sad,rich poor,yes no,in out,push pull,above below,first last"
+    "big small,hot cold,up down,left right,open closed,day night,old young,good bad,high low,"
+    "long short,fast slow,wet dry,full empty,black white,early late,light dark,hard soft,happy sad,"
+    "rich poor,yes no,in out,push pull,above below,first last"
 )
 OPPOSITES = tuple(tuple(pair.split()) for pair in _OPPOSITES.split(","))
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
@@ -115,9 +116,12 @@ PAIR_BY_KIND: dict[str, Callable[[Random, bool], Pair]] = {
 }
 
 
+_TALK = ("arithmetic", "echo", "facts", "greeting", "sequence")
+
+
 def small_talk(rng: Random, held_out: bool = False) -> Turn:
     """A turn that has nothing to do with any picture."""
-    kind = rng.choice(("arithmetic", "echo", "facts", "greeting", "sequence", "arithmetic", "who-are-you"))
+    kind = rng.choice((*_TALK, *_TALK, *_TALK, "who-are-you"))
     text, answer = PAIR_BY_KIND[kind](rng, held_out)
     return Turn((text,), answer, kind)
 

@@ -1,16 +1,15 @@
-"""Questions about several pictures in one prompt, or over several turns."""
+"""Questions about several pictures in one prompt."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
 from tools.tiny_vl.draw import arrange
-from tools.tiny_vl.layout import with_picture, with_pictures
-from tools.tiny_vl.phrasebook import ORDINALS, earlier_picture, first_or_last, nth, seen_picture, two_of
-from tools.tiny_vl.question import Question, leaks
-from tools.tiny_vl.questions import VISUAL_KINDS, ask, draw, invent, kinds_of
+from tools.tiny_vl.layout import with_pictures
+from tools.tiny_vl.phrasebook import ORDINALS, first_or_last, nth, two_of
+from tools.tiny_vl.question import Question
+from tools.tiny_vl.questions import ask, draw, invent
 from tools.tiny_vl.questions_figures import FIGURE_KINDS, single_figure
-from tools.tiny_vl.questions_text import small_talk
 from tools.tiny_vl.scenes import COLOURS, SHAPES, Figures, Picture, Scene, Sign, Turn
 from tools.tiny_vl.setting import Setting
 from tools.tiny_vl.texts import near_miss, readable_text, unambiguous_string
@@ -64,7 +63,8 @@ def _near_figure(figures: Figures, rng: Random) -> Figures:
     return arrange([(figure.shape, rng.choice([c for c in COLOURS if c != figure.colour]))], "single", rng)
 
 
-def _anything(rng: Random, setting: Setting) -> Scene:
+def anything(rng: Random, setting: Setting) -> Scene:
+    """A sign or one figure."""
     return _sign(rng, setting) if rng.random() < 0.6 else single_figure(rng)
 
 
@@ -84,7 +84,8 @@ def _around(subject: Scene, rng: Random, setting: Setting, count: int) -> tuple[
     return [*others[:place], subject, *others[place:]], place
 
 
-def _what_it_shows(kind: str, scene: Scene) -> Question:
+def what_it_shows(kind: str, scene: Scene) -> Question:
+    """The question for all that a sign says or that figures are."""
     if isinstance(scene, Sign):
         return Question(kind, "read", scene.text)
     assert isinstance(scene, Figures)
@@ -105,8 +106,8 @@ def _nth(kind: str, rng: Random, setting: Setting) -> Album:
 
     def asks(rng: Random) -> Asked:
         if kind == "first-last":
-            return _what_it_shows(kind, scenes[place]), first_or_last(place == 0, rng)
-        return _what_it_shows(kind, scenes[place]), nth(place + 1, rng)
+            return what_it_shows(kind, scenes[place]), first_or_last(place == 0, rng)
+        return what_it_shows(kind, scenes[place]), nth(place + 1, rng)
 
     return Album(scenes, asks, place)
 
@@ -163,7 +164,7 @@ def _called(scene: Scene, scenes: list[Scene], rng: Random) -> str:
 def _same(kind: str, rng: Random, setting: Setting) -> Album:
     """Whether two pictures say or show the same; unlike ones are close now and then."""
     count = rng.choices((2, 3, 4), (70, 18, 12))[0]
-    scenes: list[Scene] = [_anything(rng, setting) for _ in range(count)]
+    scenes: list[Scene] = [anything(rng, setting) for _ in range(count)]
     one, other = sorted(rng.sample(range(count), 2))
     same = rng.random() < 0.5
     scenes[one], scenes[other] = _twins(kind, same, rng, setting)
@@ -191,7 +192,7 @@ def _twins(kind: str, same: bool, rng: Random, setting: Setting) -> tuple[Scene,
 
 
 def _how_many(kind: str, rng: Random, setting: Setting) -> Album:
-    scenes = [_anything(rng, setting) for _ in range(rng.randint(1, 6))]
+    scenes = [anything(rng, setting) for _ in range(rng.randint(1, 6))]
     return Album(scenes, lambda rng: (Question(kind, kind, str(len(scenes))), None))
 
 
@@ -233,64 +234,5 @@ def _about_another(scenes: list[Scene], subject: int | None, setting: Setting, r
     """A further question, about a picture that was not the subject so far."""
     place = rng.choice([place for place in range(len(scenes)) if place != subject] or [0])
     kind = "nth-says" if isinstance(scenes[place], Sign) else "nth-shows"
-    question = _what_it_shows(kind, scenes[place]) if len(getattr(scenes[place], "figures", "1")) < 4 else None
-    if question is None:
-        return ()
+    question = what_it_shows(kind, scenes[place])
     return (Turn((setting.say(question, rng, nth(place + 1, rng)),), question.answer, kind),)
-
-
-def earlier_turns(kind: str, setting: Setting, rng: Random) -> tuple[Turn, ...]:
-    """Pictures over several turns; the last turn has none and asks about one that was only looked at."""
-    scenes = [_anything(rng, setting) for _ in range(rng.choices((2, 3, 4), (55, 30, 15))[0])]
-    pictures = draw_all(scenes, setting, rng)
-    subject = rng.randrange(len(scenes))
-    turns = []
-    for place, (scene, picture) in enumerate(zip(scenes, pictures, strict=True)):
-        if place == subject or rng.random() < 0.5:
-            turns.append(stored(picture, setting, rng))
-        else:
-            question = _what_it_shows("read" if isinstance(scene, Sign) else "name", scene)
-            parts = with_picture(picture, setting.say(question, rng), setting, rng)
-            turns.append(Turn(parts, question.answer, question.kind))
-    question = _what_it_shows(kind, scenes[subject])
-    pic = first_or_last(subject == 0, rng) if subject in (0, len(scenes) - 1) and rng.random() < 0.3 else None
-    return (*turns, Turn((setting.say(question, rng, pic or nth(subject + 1, rng)),), question.answer, kind))
-
-
-def stored(picture: Picture, setting: Setting, rng: Random) -> Turn:
-    """A picture with nothing asked."""
-    return Turn(with_picture(picture, setting.phrase("store", rng), setting, rng), "OK.", "memory")
-
-
-def chat_turns(kind: str, setting: Setting, rng: Random) -> tuple[Turn, ...]:
-    """chat-again: two questions about a picture; chat-switch: the second comes after another picture."""
-    visual = rng.choice(VISUAL_KINDS)
-    scene, question = invent(visual, rng, setting.longest)
-    switch = kind == "chat-switch"
-    picture = draw(scene, visual, rng, setting.side(1 + switch, rng), setting.held_out_fonts)
-    another = further_question([question], scene, rng)
-    if another is None:
-        first, another = stored(picture, setting, rng), question
-    else:
-        first = Turn(with_picture(picture, setting.say(question, rng), setting, rng), question.answer, visual)
-    talk = tuple(small_talk(rng, setting.held_out_phrasing) for _ in range(rng.choices((0, 1, 2), (45, 40, 15))[0]))
-    between = (*talk, _interruption(setting, rng)) if switch else talk
-    pic = earlier_picture(rng) if switch else seen_picture(rng) if rng.random() < 0.7 else None
-    return (first, *between, Turn((setting.say(another, rng, pic),), another.answer, kind))
-
-
-def _interruption(setting: Setting, rng: Random) -> Turn:
-    scene = _anything(rng, setting)
-    question = _what_it_shows("read" if isinstance(scene, Sign) else "name", scene)
-    picture = draw(scene, "read", rng, setting.side(2, rng), setting.held_out_fonts)
-    return Turn(with_picture(picture, setting.say(question, rng), setting, rng), question.answer, question.kind)
-
-
-def further_question(asked: list[Question], scene: Scene, rng: Random) -> Question | None:
-    """Another question about the scene that the earlier ones do not answer, if a few tries find one."""
-    kinds = kinds_of(scene)
-    for _ in range(4 if kinds else 0):
-        question = ask(rng.choice(kinds), scene, rng)
-        if question is not None and not leaks(asked, question):
-            return question
-    return None

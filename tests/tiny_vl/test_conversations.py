@@ -1,0 +1,254 @@
+"""What is asked is answerable, and answered right; phrasings kept from training stay out of it."""
+
+import re
+from collections import Counter
+from collections.abc import Set
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from tools.tiny_vl.conversations import draw_sample, draw_training_sample
+from tools.tiny_vl.families import FAMILIES, KINDS
+from tools.tiny_vl.phrasebook import BOOK
+from tools.tiny_vl.question import Question, leaks
+from tools.tiny_vl.questions import VISUAL_KINDS, ask, invent
+from tools.tiny_vl.questions_figures import FIGURE_KINDS, figure_kinds, invent_figures
+from tools.tiny_vl.scenes import COLOURS, SHAPES, BarChart, Figure, Figures, LetterGrid, Receipt, Sample, Sign
+from tools.tiny_vl.texts import near_miss, readable_text
+from tools.tiny_vl.words import vocabulary
+
+NAMES = {f"{colour} {shape}" for colour in COLOURS for shape in SHAPES}
+ORDINALS = {"first", "second", "third", "fourth", "fifth", "sixth"}
+ANSWERS: dict[str, Set[str]] = {
+    "name": NAMES,
+    "shape-of": set(SHAPES),
+    "shape-of-colour": set(SHAPES),
+    "colour-of": set(COLOURS),
+    "colour-of-shape": set(COLOURS),
+    **dict.fromkeys(("left-of", "right-of", "above", "below", "between", "edge"), NAMES),
+    **dict.fromkeys(("count-all", "count-shape", "count-colour", "how-many-images"), frozenset("0123456")),
+    **dict.fromkeys(("is-where", "exists", "same-text", "same-shape", "same-colour"), frozenset(("yes", "no"))),
+    **dict.fromkeys(("which-says", "which-shows"), ORDINALS),
+    "blank": {"nothing"},
+}
+NEIGHBOURS = [("left-of", "x", -1), ("right-of", "x", 1), ("above", "y", -1), ("below", "y", 1)]
+YES_OR_NO = ("is-where", "exists", "same-text", "same-shape", "same-colour")
+
+
+def drawn(kind: str, count: int, held_out_phrasing: bool = False) -> list[Sample]:
+    return [draw_sample(kind, Random(f"{kind} {number}"), held_out_phrasing) for number in range(count)]
+
+
+def asked(kind: str, count: int) -> list[tuple[Figures, Question]]:
+    """Questions about figures, with their scenes."""
+    rng = Random(kind)
+    found = [invent(kind, rng) for _ in range(count)]
+    return [(scene, question) for scene, question in found if isinstance(scene, Figures)]
+
+
+def meant(scene: Figures, reference: str) -> Figure:
+    """The one figure that the words can mean."""
+    words = reference.split()
+    fits = [
+        figure
+        for figure in scene.figures
+        if all(word in (figure.shape, figure.colour) for word in words if word in SHAPES + COLOURS)
+    ]
+    assert len(fits) == 1, f"{reference!r} could mean {fits}"
+    return fits[0]
+
+
+def words_of(sample: Sample) -> str:
+    return " ".join(part for turn in sample.turns for part in turn.parts if isinstance(part, str))
+
+
+def test_weights_of_all_kinds_add_up_to_one() -> None:
+    assert sum(kind.weight for kind in KINDS.values()) == pytest.approx(1)
+    assert [kind for family in FAMILIES.values() for kind in family] == list(KINDS.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_is_of_its_kind_and_the_same_for_the_same_seed(kind: str) -> None:
+    for sample, again in zip(drawn(kind, 3), drawn(kind, 3), strict=True):
+        assert sample.kind == kind
+        assert sample.turns[-1].answer in ANSWERS.get(kind, {sample.turns[-1].answer})
+        assert not any(picture.lost or picture.handed for picture in sample.pictures)
+        assert (words_of(sample), sample.turns[-1].answer) == (words_of(again), again.turns[-1].answer)
+        assert [p.image.tobytes() for p in sample.pictures] == [p.image.tobytes() for p in again.pictures]
+
+
+@pytest.mark.parametrize("kind", YES_OR_NO)
+def test_yes_is_as_frequent_as_no(kind: str) -> None:
+    answers = Counter(sample.turns[-1].answer for sample in drawn(kind, 100))
+    assert 33 <= answers["yes"] <= 67
+
+
+@pytest.mark.parametrize(
+    ("kind", "along", "step"), [("left-of", "x", -1), ("right-of", "x", 1), ("above", "y", -1), ("below", "y", 1)]
+)
+def test_a_neighbour_is_the_next_figure_on_that_side(kind: str, along: str, step: int) -> None:
+    for scene, question in asked(kind, 200):
+        there = getattr(meant(scene, question.fields["a"]), along)
+        beyond = [figure for figure in scene.figures if (getattr(figure, along) - there) * step > 0]
+        assert question.answer == min(beyond, key=lambda figure: abs(getattr(figure, along) - there)).name
+
+
+def test_what_is_between_lies_between() -> None:
+    for scene, question in asked("between", 200):
+        (answer,) = [figure for figure in scene.figures if figure.name == question.answer]
+        if question.topic == "between":
+            one, other = (meant(scene, question.fields[slot]) for slot in "ab")
+            assert min(one.x, other.x) < answer.x < max(one.x, other.x) or min(one.y, other.y) < answer.y < max(
+                one.y, other.y
+            )
+
+
+def test_the_edge_is_the_outermost_figure() -> None:
+    most = {"left": (min, "x"), "right": (max, "x"), "top": (min, "y"), "bottom": (max, "y")}
+    for scene, question in asked("edge", 200):
+        outermost, along = most[question.topic.removeprefix("edge-")]
+        assert question.answer == outermost(scene.figures, key=lambda figure: getattr(figure, along)).name
+
+
+def test_is_where_tells_the_order_of_places() -> None:
+    for scene, question in asked("is-where", 200):
+        a, b = (meant(scene, question.fields[slot]) for slot in "ab")
+        true = {"is-left": a.x < b.x, "is-right": a.x > b.x, "is-above": a.y < b.y, "is-below": a.y > b.y}
+        assert question.answer == ("yes" if true[question.topic] else "no")
+
+
+def test_counts_count() -> None:
+    for kind in ("count-all", "count-shape", "count-colour"):
+        for scene, question in asked(kind, 150):
+            wanted = question.fields.get("a", "")
+            counted = [
+                figure for figure in scene.figures if wanted in ("", figure.colour) or wanted.startswith(figure.shape)
+            ]
+            assert question.answer == str(len(counted))
+
+
+def test_an_absent_figure_is_often_a_near_miss() -> None:
+    near = 0
+    for scene, question in asked("exists", 300):
+        words = [word for word in question.fields["a"].split() if word in SHAPES + COLOURS]
+        present = any(all(word in figure.name.split() for word in words) for figure in scene.figures)
+        assert question.answer == ("yes" if present else "no")
+        near += not present and any(word in figure.name.split() for word in words for figure in scene.figures)
+    assert near > 60
+
+
+def test_bindings_name_the_one_figure() -> None:
+    for scene, question in asked("colour-of-shape", 150):
+        assert meant(scene, question.fields["a"]).colour == question.answer
+    for scene, question in asked("shape-of-colour", 150):
+        assert meant(scene, question.fields["a"]).shape == question.answer
+
+
+def test_bars_differ_to_the_eye_and_totals_add_up() -> None:
+    rng = Random(5)
+    for kind in ("tallest", "shortest", "total", "price-of") * 60:
+        scene, question = invent(kind, rng)
+        if isinstance(scene, BarChart):
+            heights = sorted(scene.heights)
+            assert heights[-1] == 1
+            assert all(upper - lower >= 0.12 for lower, upper in pairwise(heights))
+            assert question.answer == scene.labels[scene.heights.index(heights[-1 if kind == "tallest" else 0])]
+        else:
+            assert isinstance(scene, Receipt)
+            prices = dict(scene.items)
+            assert question.answer == f"{(scene.total if kind == 'total' else prices[question.fields['a']]) / 100:.2f}"
+
+
+def test_grid_neighbours_differ_so_that_a_shifted_row_shows() -> None:
+    rng = Random(6)
+    for _ in range(100):
+        scene, question = invent("grid-dense", rng)
+        assert isinstance(scene, LetterGrid)
+        text = "".join(scene.rows)
+        assert all(one != other for one, other in pairwise(text))
+        assert question.answer in text
+
+
+def test_which_image_names_the_only_one() -> None:
+    for sample in drawn("which-says", 60):
+        texts = [picture.scene.text if isinstance(picture.scene, Sign) else "" for picture in sample.pictures]
+        place = ("first", "second", "third", "fourth", "fifth", "sixth").index(sample.turns[-1].answer)
+        assert texts[place] in words_of(sample)
+        assert sum(texts[place] in text for text in texts) == 1
+
+
+def test_same_text_means_the_same_text() -> None:
+    for sample in drawn("same-text", 60):
+        texts = [picture.scene.text for picture in sample.pictures if isinstance(picture.scene, Sign)]
+        if len(sample.pictures) == 2:
+            assert sample.turns[-1].answer == ("yes" if texts[0] == texts[1] else "no")
+
+
+def test_late_questions_come_without_a_picture() -> None:
+    for kind in ("earlier-turn", "chat-again", "chat-switch"):
+        for sample in drawn(kind, 12):
+            assert all(isinstance(part, str) for part in sample.turns[-1].parts)
+            assert sample.pictures
+
+
+def test_later_questions_are_not_answered_by_earlier_ones() -> None:
+    rng = Random(7)
+    figures = invent_figures("left-of", rng)
+    binding = Question("colour-of-shape", "colour-of-shape", "red", {"a": "star"}, frozenset({0}), frozenset({0}))
+    assert leaks([binding], Question("edge", "edge-left", "red star", needs=frozenset({0}), orders=True))
+    assert not leaks([binding], Question("edge", "edge-right", "blue ring", needs=frozenset({1}), orders=True))
+    everything = ask("list", figures, rng)
+    assert everything is None or leaks([everything], Question("count-all", "count-all", "2"))
+
+
+@pytest.mark.parametrize("topic", sorted(BOOK))
+def test_enough_phrasings_and_none_both_trained_and_held_out(topic: str) -> None:
+    trained, held_out = (set(BOOK[topic].phrasings(held_out)) for held_out in (False, True))
+    assert len(trained) >= (1 if topic == "fact" else 9)
+    assert held_out
+    assert not trained & held_out
+    assert all(re.fullmatch(r"(\{\w+\}|[^{}()|@~])+", phrase) for phrase in trained | held_out)
+
+
+@pytest.mark.parametrize("kind", sorted({*VISUAL_KINDS} - {"read-words", "read-small", "read-look-alike"}))
+def test_each_question_can_be_put_to_a_named_picture_in_any_wording(kind: str) -> None:
+    rng = Random(kind)
+    for _ in range(10):
+        topic = BOOK[invent(kind, rng)[1].topic].naming_the_picture()
+        assert topic.trained
+        assert topic.held_out
+
+
+def test_figures_allow_the_kinds_they_promise() -> None:
+    rng = Random(8)
+    for kind in sorted(FIGURE_KINDS):
+        figures = invent_figures(kind, rng)
+        assert set(figure_kinds(figures)) <= FIGURE_KINDS
+        assert any(ask(other, figures, rng) for other in figure_kinds(figures))
+
+
+def test_training_starts_easy_and_ends_with_every_kind() -> None:
+    rng = Random(9)
+    start = [draw_training_sample(rng, 0.0) for _ in range(120)]
+    assert max(len(p.scene.text) for s in start for p in s.pictures if isinstance(p.scene, Sign)) <= 2
+    assert max(len(sample.pictures) for sample in start) == 1
+    later = [draw_training_sample(rng, 0.9) for _ in range(1400)]
+    assert {turn.kind for sample in later for turn in sample.turns} == set(KINDS)
+    lost = sum(any(picture.lost for picture in sample.pictures) for sample in later)
+    assert 0.005 < lost / len(later) < 0.03
+    assert all(s.turns[-1].answer == "nothing" for s in later if len(s.pictures) == 1 and s.pictures[0].lost)
+    assert sum(len(sample.turns) > 1 for sample in later) > 0.25 * len(later)
+
+
+def test_a_near_miss_differs_in_one_character() -> None:
+    rng = Random(11)
+    for text in (readable_text(10, rng) for _ in range(200)):
+        other = near_miss(text, rng)
+        assert sum(one != two for one, two in zip(text, other, strict=True)) == 1
+
+
+def test_the_vocabulary_holds_what_most_questions_need() -> None:
+    words = vocabulary()
+    assert len(set(words)) == len(words)
+    assert {"image", "picture", "shape", *COLOURS, *SHAPES} <= set(words[:120])
