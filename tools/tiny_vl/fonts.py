@@ -58,7 +58,7 @@ def _font(face: Face, cap_pixels: int) -> ImageFont.FreeTypeFont:
 @lru_cache(maxsize=8192)
 def _fit(face: Face, cap_pixels: int) -> tuple[float, float]:
     """The font size that comes nearest to capitals of that height, and the height it comes to."""
-    share = _cap_height(_open(face, 500)) / 500
+    share = _cap_share(face)
     tries: list[tuple[float, float]] = []
     for step in (0.0, -0.35, 0.35, -0.7, 0.7, 1.05):
         size = (cap_pixels + step) / share
@@ -67,6 +67,12 @@ def _fit(face: Face, cap_pixels: int) -> tuple[float, float]:
             return size, height
         tries.append((size, height))
     return min(tries, key=lambda tried: (tried[1] < cap_pixels, abs(tried[1] - cap_pixels)))
+
+
+@lru_cache(maxsize=256)
+def _cap_share(face: Face) -> float:
+    """Height of a capital H as a share of the font size."""
+    return _cap_height(_open(face, 500)) / 500
 
 
 def _cap_height(font: ImageFont.FreeTypeFont) -> float:
