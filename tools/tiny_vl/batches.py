@@ -4,6 +4,7 @@ from collections.abc import Callable
 from random import Random
 
 from tokenizers import Tokenizer
+from torch.utils.data import Dataset
 from tools.tiny_vl.conversations import draw_sample, draw_training_sample
 
 from tools.tiny_vl.chat import ChatEncoder
@@ -14,7 +15,7 @@ from tools.tiny_vl.packing import Batch, Caps
 from tools.tiny_vl.scenes import Sample
 
 
-class BatchDataset:
+class BatchDataset(Dataset[Batch]):
     """Map-style: item i is the batch of step i, full of fresh samples of the step's place in the curriculum.
 
     For torch's DataLoader with batch_size=None and a sampler that starts where training does. A batch depends on the
@@ -36,7 +37,10 @@ class BatchDataset:
         return self._filled(lambda: draw_training_sample(rng, progress), most=None)
 
     def held_out_batch(self, kind: str, n: int) -> Batch:
-        """n samples of one kind, or as many as fit, never among the training samples; the same at every call."""
+        """n fresh samples of one kind, or as many as fit; the same at every call.
+
+        Turns that lead up to a question may be of other kinds: turn_kind tells them apart.
+        """
         rng = Random(f"held out {self._seed} {kind}")
         return self._filled(lambda: draw_sample(kind, rng), most=n)
 

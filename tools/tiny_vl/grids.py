@@ -41,10 +41,17 @@ class GridTables:
         return Box(0, 0, self.lines, self.columns)
 
     def cut(self, pixels: Bytes, out: Bytes) -> None:
-        """Writes the patches of [height, width, 3] pixels to out, [patches, 588] as channel, y, x."""
+        """Writes the patches of [height, width, 3] pixels to out: [patches, 588] channel, y, x; contiguous."""
         blocks = pixels.reshape(self.lines, MERGE, PATCH, self.columns, MERGE, PATCH, CHANNELS)
-        ordered = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(len(self.block_at), -1)
-        np.take(ordered, self.block_at, axis=0, out=out.reshape(len(self.block_at), -1))
+        ordered = blocks.transpose(0, 3, 1, 4, 6, 2, 5)
+        written = 0
+        # Window by window rather than all and then picked: a large picture's second copy costs more than the first.
+        for line in range(0, self.lines, BLOCKS_PER_WINDOW):
+            for column in range(0, self.columns, BLOCKS_PER_WINDOW):
+                window = ordered[line : line + BLOCKS_PER_WINDOW, column : column + BLOCKS_PER_WINDOW]
+                length = window.shape[0] * window.shape[1] * MERGE**2
+                out[written : written + length].reshape(window.shape)[:] = window
+                written += length
 
     def slots(self, box: Box) -> Int32Array:
         """[blocks] place of each row among those inside the box, in reading order; −1 outside."""

@@ -17,12 +17,12 @@ class Caps:
     """How much a batch holds: the shapes of its tensors, whatever is in it. Four patches become one row."""
 
     patches: int = 98_304
-    tokens: int = 65_536
-    images: int = 2_048
-    windows: int = 4_096
-    sequences: int = 1_536
-    labels: int = 12_288
-    turns: int = 2_048
+    tokens: int = 71_680
+    images: int = 2_304
+    windows: int = 3_584
+    sequences: int = 2_048
+    labels: int = 10_240
+    turns: int = 2_560
 
     def __post_init__(self) -> None:
         if self.patches % 4:

@@ -1,0 +1,67 @@
+"""Batches by number: the same whoever makes them, full, and of the right kinds."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from torch.utils.data import DataLoader
+
+from tools.tiny_vl.batches import BatchDataset
+from tools.tiny_vl.families import KINDS
+from tools.tiny_vl.packing import Batch, Caps
+from tools.tiny_vl.tokenizer import build_tokenizer
+from tools.tiny_vl.words import vocabulary
+
+# The defaults, a sixteenth of everything.
+CAPS = Caps(**{name: getattr(Caps(), name) // 16 for name in Caps.__slots__})
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return build_tokenizer(vocabulary())
+
+
+@pytest.fixture(scope="module")
+def dataset(tokenizer: Tokenizer) -> BatchDataset:
+    return BatchDataset(seed=1, caps=CAPS, total_steps=100, tokenizer=tokenizer)
+
+
+def same(one: Batch, other: Batch) -> bool:
+    return all(torch.equal(tensor, other.tensors()[name]) for name, tensor in one.tensors().items())
+
+
+def test_a_batch_depends_on_seed_and_number_alone(dataset: BatchDataset, tokenizer: Tokenizer) -> None:
+    loader: DataLoader[Batch] = DataLoader(dataset, batch_size=None, sampler=range(60, 62), num_workers=1)
+    resumed = list(loader)
+    assert same(resumed[1], dataset[61])
+    assert not same(resumed[0], resumed[1])
+    assert not same(resumed[1], BatchDataset(2, CAPS, 100, tokenizer)[61])
+
+
+def test_batches_are_full_once_the_curriculum_is_through(dataset: BatchDataset) -> None:
+    batches = [dataset[step] for step in (60, 61)]
+    assert sum(batch.num_patches for batch in batches) > 0.9 * len(batches) * CAPS.patches
+    assert sum(batch.num_tokens for batch in batches) > 0.7 * len(batches) * CAPS.tokens
+
+
+def test_there_is_no_batch_behind_the_last(dataset: BatchDataset) -> None:
+    with pytest.raises(IndexError, match="step 100, expected 0 to 99"):
+        dataset[100]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_held_out_batch_asks_its_kind_in_every_sample(dataset: BatchDataset, kind: str) -> None:
+    batch = dataset.held_out_batch(kind, 4)
+    assert batch.num_samples == 4
+    assert batch.turn_kind.tolist().count(list(KINDS).index(kind)) >= 4
+    assert same(batch, dataset.held_out_batch(kind, 4))
+
+
+def test_held_out_batches_keep_to_the_caps(tokenizer: Tokenizer) -> None:
+    few = BatchDataset(1, replace(CAPS, turns=3), 100, tokenizer)
+    assert few.held_out_batch("read", 9).num_samples == 3
+
+
+def test_every_token_of_a_batch_is_known(dataset: BatchDataset, tokenizer: Tokenizer) -> None:
+    assert int(dataset[50].token_ids.max()) < tokenizer.get_vocab_size() <= 1024
