@@ -1,0 +1,163 @@
+"""What each fault does to answers and to first tokens: python -m tests.tiny_vl.measure_faults [--samples 200].
+
+Each figure about answers rests on that many questions, those about first tokens on that many of every family. The
+figures go to bench/results/tiny_vl_faults.json.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tests.tiny_vl import cases
+from tests.tiny_vl.spoil import Fault
+from tests.tiny_vl.spoilt_cluster import SpoiltCluster
+from tools.tiny_vl.exam import Asking, Question, Reply, ask_all, distance
+from tools.tiny_vl.intervals import Tally, wilson
+from triptych.loadgen.provenance import provenance
+from triptych.models.card import load_card
+
+RESULT = Path(__file__).resolve().parents[2] / "bench/results/tiny_vl_faults.json"
+SEED = 31_000
+# In nats, of any of the 20 likeliest first tokens.
+TOLERANCE = 0.02
+# What two healthy runs may differ by, a fortieth of it: 1e-5 was met, from batches that were put together otherwise.
+NOISE = 5e-4
+ON_PLACES = (Fault.ROTATED, Fault.SEQUENTIAL, Fault.GRID)
+GRIDS = ("grid-dense", "grid-loose")
+_ANSWER = Asking(in_flight=32)
+_FIRST_TOKEN = Asking(max_tokens=1, top_logprobs=20, in_flight=32)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Questions and what a healthy cluster replied."""
+
+    questions: Sequence[Question]
+    asking: Asking
+    healthy: Sequence[Reply]
+
+
+class FaultBench:
+    """A cluster, questions, and how its replies differ under faults; all is drawn and asked when first needed.
+
+    samples:    questions for each figure about answers
+    per_family: questions of each family for those about first tokens
+    """
+
+    def __init__(self, cluster: SpoiltCluster, model: str, samples: int, per_family: int, seed: int = SEED) -> None:
+        self._cluster = cluster
+        self._model = model
+        self._samples = samples
+        self._per_family = per_family
+        self._seed = seed
+        self._grids: dict[str, Round] = {}
+
+    def swapped(self) -> Tally:
+        """Answers that change of those that should."""
+        questions = cases.changed_by_swap(self._samples, self._seed, load_card(self._model, "float32"))
+        return self._changed(self._round(questions, _ANSWER), Fault.SWAPPED, 0.95)
+
+    def dropped(self) -> Tally:
+        """Answers that change of those that should."""
+        return self._changed(
+            self._round(cases.changed_by_drop(self._samples, self._seed), _ANSWER), Fault.DROPPED, 0.95
+        )
+
+    def letter_grid(self, kind: str, fault: Fault) -> Tally:
+        """Answers that change. Only in a dense grid does a place of the rows always stand for another letter."""
+        return self._changed(self._letter_grids(kind), fault, 0.8 if kind == "grid-dense" else None)
+
+    def first_tokens(self, fault: Fault) -> dict[str, list[float]]:
+        """By family, how far each first token is from the healthy one, in nats; of NONE, from one of another run."""
+        replies = iter(self._replies(self._first_tokens.questions, fault, _FIRST_TOKEN))
+        healthy = iter(self._first_tokens.healthy)
+        return {
+            family: [distance(next(healthy), next(replies)) for _ in questions]
+            for family, questions in self._by_family.items()
+        }
+
+    @cached_property
+    def _by_family(self) -> dict[str, list[Question]]:
+        return cases.of_every_family(self._per_family, self._seed)
+
+    @cached_property
+    def _first_tokens(self) -> Round:
+        return self._round([question for questions in self._by_family.values() for question in questions], _FIRST_TOKEN)
+
+    def _letter_grids(self, kind: str) -> Round:
+        if kind not in self._grids:
+            self._grids[kind] = self._round(cases.of_kind(kind, self._samples, self._seed), _ANSWER)
+        return self._grids[kind]
+
+    def _round(self, questions: Sequence[Question], asking: Asking) -> Round:
+        return Round(questions, asking, self._replies(questions, Fault.NONE, asking))
+
+    def _changed(self, round_: Round, fault: Fault, bound: float | None) -> Tally:
+        replies = self._replies(round_.questions, fault, round_.asking)
+        changed = sum(one.text != other.text for one, other in zip(round_.healthy, replies, strict=True))
+        return Tally(changed, len(replies), bound)
+
+    def _replies(self, questions: Sequence[Question], fault: Fault, asking: Asking) -> list[Reply]:
+        self._cluster.switch.set(fault)
+        # Rows that the encoder keeps must not stand in for those that it would make now.
+        return ask_all(self._cluster.url, questions, replace(asking, mark=fault))
+
+
+def caught(distances: Mapping[str, Sequence[float]]) -> dict[str, Tally]:
+    """By family, how many first tokens differ by more than the tolerance."""
+    return {
+        family: Tally(sum(value > TOLERANCE for value in values), len(values), 0.99)
+        for family, values in distances.items()
+    }
+
+
+def measure(bench: FaultBench) -> dict[str, Any]:
+    """All figures, JSON-ready; says on standard error what has been measured."""
+    figures: dict[str, Any] = {"tolerance_nats": TOLERANCE, "answers_changed": {}, "first_tokens": {}}
+    noise = bench.first_tokens(Fault.NONE)
+    figures["noise_nats"] = max(value for values in noise.values() for value in values)
+    for name, tally in (("swapped", bench.swapped()), ("dropped", bench.dropped())):
+        figures["answers_changed"][name] = _told(name, tally)
+    for fault in ON_PLACES:
+        for kind in GRIDS:
+            figures["answers_changed"][f"{fault}, {kind}"] = _told(f"{fault}, {kind}", bench.letter_grid(kind, fault))
+        distances = bench.first_tokens(fault)
+        figures["first_tokens"][fault] = {
+            family: _told(f"first tokens, {fault}, {family}", tally) | {"least_nats": round(min(distances[family]), 4)}
+            for family, tally in caught(distances).items()
+        }
+    return figures
+
+
+def _told(name: str, tally: Tally) -> dict[str, Any]:
+    print(f"{name}: {tally.right} of {tally.total}", file=sys.stderr, flush=True)
+    low, high = wilson(tally)
+    shares = {"share": tally.share, "low": low, "high": high}
+    return {"noticed": tally.right, "total": tally.total} | {name: round(value, 4) for name, value in shares.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=200)
+    parser.add_argument("--model", default="tiny-vl")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = SpoiltCluster(arguments.model, Path(folder))
+        try:
+            figures = measure(FaultBench(cluster, arguments.model, arguments.samples, arguments.samples))
+        finally:
+            cluster.stop()
+    what = {"script": "tests/tiny_vl/measure_faults.py", "model": Path(arguments.model).name, "seed": SEED}
+    what |= {"samples": arguments.samples, "topology": "e+p+d", "dtype": "float32"}
+    arguments.output.write_text(json.dumps({"what": what, **provenance(), **figures}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The model card's table: exact match by family and by kind of question, each with its interval."""
+
+from collections.abc import Iterator, Mapping
+
+from tools.tiny_vl.intervals import Tally, merged, wilson
+
+_HEAD = "| family | question | right | exact match | 95 % interval | bound |\n|---|---|---|---|---|---|"
+
+
+def markdown(tallies: Mapping[str, Mapping[str, Tally]]) -> str:
+    """tallies: family -> kind -> tally. A family's own row has its mean; its worst kind is named there."""
+    return "\n".join([_HEAD, *_rows(tallies)])
+
+
+def worst_kind(kinds: Mapping[str, Tally]) -> str:
+    """The kind with the smallest share of right answers."""
+    return min(kinds, key=lambda kind: kinds[kind].share)
+
+
+def _rows(tallies: Mapping[str, Mapping[str, Tally]]) -> Iterator[str]:
+    for family, kinds in tallies.items():
+        if len(kinds) == 1:
+            ((kind, tally),) = kinds.items()
+            yield _row(f"**{family}**", kind, tally, strong=True)
+            continue
+        worst = worst_kind(kinds)
+        label = f"mean of {len(kinds)}; worst: {worst} {_percent(kinds[worst].share)}"
+        yield _row(f"**{family}**", label, merged(kinds.values()), strong=True)
+        for kind, tally in kinds.items():
+            yield _row("", kind, tally)
+
+
+def _row(family: str, label: str, tally: Tally, strong: bool = False) -> str:
+    low, high = wilson(tally)
+    share = f"**{_percent(tally.share)}**" if strong else _percent(tally.share)
+    bound = "–" if tally.bound is None else f"≥ {100 * tally.bound:.0f} %"
+    interval = f"{100 * low:.1f}–{100 * high:.1f}"
+    return f"| {family} | {label} | {tally.right} of {tally.total} | {share} | {interval} | {bound} |"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
