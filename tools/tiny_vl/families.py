@@ -38,9 +38,9 @@ _BOUND_BY_FAMILY: dict[str, float | None] = {
 
 # Questions about figures get most of their training from the second and third turns, so their weights look small.
 _WEIGHTS: dict[str, dict[str, float]] = {
-    "reading": {"read": 0.096, "read-words": 0.062},
+    "reading": {"read": 0.092, "read-words": 0.056},
     "reading-small": {"read-small": 0.056},
-    "reading-look-alike": {"read-look-alike": 0.040},
+    "reading-look-alike": {"read-look-alike": 0.050},
     "shapes": {"name": 0.010, "list": 0.016, "shape-of": 0.010, "colour-of": 0.010},
     "counts": {"count-all": 0.015, "count-shape": 0.015, "count-colour": 0.015},
     "relations": {

@@ -69,7 +69,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     "edge-left": _edge("left", "(on|to|at) the left( side|)", "leftmost"),
     "edge-right": _edge("right", "(on|to|at) the right( side|)", "rightmost"),
     "edge-top": _edge("top", "(at the|at the|on) top", "(topmost|top|highest)"),
-    "edge-bottom": _edge("bottom", "at the bottom", "(bottommost|bottom|lowest)"),
+    "edge-bottom": _edge("bottom", "(at|on) the bottom", "(bottommost|bottom|lowest)"),
     "is-left": _is_where("(to the|on the|) left of"),
     "is-right": _is_where("(to the|on the|) right of"),
     "is-above": _is_where("(above|over|higher than)"),

@@ -78,9 +78,9 @@ def unambiguous_string(longest: int, rng: Random) -> str:
 
 def look_alike_string(longest: int, rng: Random) -> str:
     """Random characters of the whole alphabet, or a real word or amount in any case."""
-    if rng.random() < 0.55:
+    if rng.random() < 0.5:
         return string(LOOK_ALIKE, rng.randint(1, longest), rng)
-    if rng.random() < 0.75 or longest < 4:
+    if rng.random() < 0.8 or longest < 4:
         return any_case(rng.choice(short_words(max(2, longest))), rng)
     number = f"{rng.randint(0, 99)}.{rng.randint(0, 99):02}"
     return rng.choice((number, str(rng.randint(0, 9999)), f"{rng.randint(0, 23)}:{rng.randint(0, 59):02}"))[:longest]
