@@ -5,9 +5,9 @@ from random import Random
 
 from tokenizers import Tokenizer
 from torch.utils.data import Dataset
-from tools.tiny_vl.conversations import draw_sample, draw_training_sample
 
 from tools.tiny_vl.chat import ChatEncoder
+from tools.tiny_vl.conversations import draw_sample, draw_training_sample
 from tools.tiny_vl.families import KINDS
 from tools.tiny_vl.grids import Grids
 from tools.tiny_vl.packer import Packer, SampleTooLong
