@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from tools.tiny_vl.conversations import draw_sample
 
 from tools.tiny_vl.chat import messages
+from tools.tiny_vl.conversations import draw_sample
 from tools.tiny_vl.draw import with_noise
 from tools.tiny_vl.scenes import Sample
 
@@ -64,10 +64,13 @@ class Reply:
         return self.ended and self.text == self.sample.turns[-1].answer
 
 
-def draw_question(kind: str, seed: int, index: int) -> Question:
-    """Question `index` of a kind: a function of its arguments alone, drawn from a stream that training has none of."""
+def draw_question(kind: str, seed: int, index: int, held_out: bool = False) -> Question:
+    """Question `index` of a kind: a function of its arguments alone, drawn from a stream that training has none of.
+
+    held_out: only with phrasings and typefaces that training keeps away from
+    """
     rng = random.Random(f"exam {seed} {kind} {index}")
-    sample = draw_sample(kind, rng)
+    sample = draw_sample(kind, rng, held_out_phrasing=held_out, held_out_fonts=held_out)
     return Question(sample, tuple(with_noise(picture, rng) for picture in sample.pictures))
 
 

@@ -74,10 +74,12 @@ def merged(tallies: Iterable[Tally]) -> Tally:
     """All answers as one tally; the bound is the mean of the bounds, weighted by how often each was asked."""
     found = list(tallies)
     total = sum(tally.total for tally in found)
-    bounds = [tally.bound for tally in found]
+    bounds = [tally.bound for tally in found if tally.bound is not None]
     bound = None
-    if total and all(value is not None for value in bounds):
-        bound = sum((value or 0.0) * tally.total for value, tally in zip(bounds, found, strict=True)) / total
+    if total and len(bounds) == len(found):
+        # Equal ones stay what they are to the last digit: shares are compared with them.
+        weighted = sum(value * tally.total for value, tally in zip(bounds, found, strict=True)) / total
+        bound = bounds[0] if len(set(bounds)) == 1 else weighted
     return Tally(sum(tally.right for tally in found), total, bound)
 
 
