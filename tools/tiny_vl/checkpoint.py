@@ -41,6 +41,12 @@ def save(state: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, An
     return folder
 
 
+def latest_step(state: Path) -> int:
+    """Steps done according to the latest state, 0 if there is none."""
+    folders = _saved(state)
+    return int(folders[-1].name.removeprefix("step-")) if folders else 0
+
+
 def load(state: Path) -> tuple[int, dict[str, Tensor], dict[str, Any]] | None:
     """(step, tensors, facts) of the latest state, on the CPU; None if there is none."""
     folders = _saved(state)

@@ -44,6 +44,7 @@ def write_model(folder: Path, geometry: Geometry, flat: Tensor, tokenizer: Token
         file = f"model-{number:05d}-of-00002.safetensors"
         shard = {name: weight for name, weight in sorted(weights.items()) if name.startswith(part)}
         save_file(shard, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(0o644)  # package data is for every user
         place_by_name |= dict.fromkeys(shard, file)
     index = {"metadata": {"total_parameters": total, "total_size": size}, "weight_map": place_by_name}
     _write_json(folder / "model.safetensors.index.json", index)

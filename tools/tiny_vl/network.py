@@ -183,7 +183,7 @@ def text_in(hidden: Tensor, cos: Tensor, sin: Tensor, heads: tuple[int, int], we
     fused = _times(_normed(hidden, norm), torch.cat((q, k, v)), torch.cat(biases))
     num_heads, num_keys = heads
     every = torch.unflatten(fused, 1, (num_heads + 2 * num_keys, -1))
-    query, key, value = torch.split(every, (num_heads, num_keys, num_keys), dim=1)
+    query, key, value = torch.split(every, [num_heads, num_keys, num_keys], dim=1)
     return (
         _handed(_turned(query, cos, sin), q),
         _handed(_spread(_turned(key, cos, sin), num_heads), q),

@@ -83,6 +83,8 @@ class Inbox:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._ready = [_event() for _ in range(2)]
             self._free = [_event() for _ in range(2)]
+            # The buffers may have been someone's whose last kernels still run, on a stream that copies don't wait for.
+            torch.cuda.synchronize(device)
         self._turn = 0
 
     def take(self, batch: Batch) -> None:

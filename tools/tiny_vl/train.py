@@ -9,14 +9,15 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+from tokenizers import Tokenizer
 
 from tools.tiny_vl.batches import BatchDataset
-from tools.tiny_vl.checkpoint import StateMismatch
+from tools.tiny_vl.checkpoint import StateMismatch, latest_step
 from tools.tiny_vl.config import Geometry, Recipe
 from tools.tiny_vl.export import write_model
 from tools.tiny_vl.families import KINDS
 from tools.tiny_vl.feed import ExamBatches, caps_for, check_shared_memory, stream
-from tools.tiny_vl.packing import Caps
+from tools.tiny_vl.packing import Batch, Caps
 from tools.tiny_vl.tokenizer import build_tokenizer
 from tools.tiny_vl.trainer import Diverged, Machine, Rhythm, Trainer
 from tools.tiny_vl.words import vocabulary
@@ -75,17 +76,15 @@ def _run(
     started = time.monotonic()
     check_shared_memory(caps, options.workers)
     tokenizer = build_tokenizer(vocabulary(), geometry.vocabulary)
-    trainer_state: Path = options.state
-    trainer = Trainer(geometry, recipe, caps, tuple(KINDS), machine, trainer_state)
-    print(f"{trainer.weights.numel()} parameters; from step {trainer.step} of {recipe.steps}; {machine}", flush=True)
+    # The workers come first: they fork from a process that has no threads and no GPU yet.
     source = BatchDataset(recipe.seed, caps, recipe.steps, tokenizer)
-    pinned = machine.device.type == "cuda"
-    batches = stream(source, range(trainer.step, recipe.steps), options.workers, pinned)
-    exam_source = ExamBatches(recipe.seed, caps, tokenizer, options.exam_samples)
-    exam_numbers = range(len(exam_source)) if options.exam_samples and options.exam_every <= recipe.steps else range(0)
-    exam = list(stream(exam_source, exam_numbers, min(options.workers, len(exam_numbers)), pinned=False))
+    numbers = range(latest_step(options.state), recipe.steps)
+    batches = stream(source, numbers, options.workers, pinned=machine.device.type == "cuda")
+    exam = _exam(options, recipe, caps, tokenizer)
+    trainer = Trainer(geometry, recipe, caps, tuple(KINDS), machine, options.state)
+    print(f"{trainer.weights.numel()} parameters; from step {trainer.step} of {recipe.steps}; {machine}", flush=True)
     print(f"{len(exam)} exam batches; set up in {time.monotonic() - started:.1f} s", flush=True)
-    rhythm = Rhythm(options.log_every, options.exam_every, options.save_seconds)
+    rhythm = Rhythm(options.log_every, options.exam_every, options.save_seconds, options.profile)
     if not trainer.train(batches, exam, stop, rhythm):
         print(f"saved at step {trainer.step} of {recipe.steps} in {options.state}; the same command goes on from there")
         return 0
@@ -95,6 +94,13 @@ def _run(
     else:
         print(f"done; python -m tools.tiny_vl export --state {options.state} --output FOLDER writes the model")
     return 0
+
+
+def _exam(options: argparse.Namespace, recipe: Recipe, caps: Caps, tokenizer: Tokenizer) -> list[Batch]:
+    if options.exam_samples == 0 or options.exam_every > recipe.steps:
+        return []
+    source = ExamBatches(recipe.seed, caps, tokenizer, options.exam_samples)
+    return list(stream(source, range(len(source)), min(options.workers, len(source)), pinned=False))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -115,4 +121,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--exam-every", type=int, default=600, help="steps")
     parser.add_argument("--exam-samples", type=int, default=128, help="of each kind; 0: no exams")
     parser.add_argument("--save-seconds", type=float, default=120.0)
+    parser.add_argument("--profile", action="store_true", help="tell once, early on, where a step's time goes")
     return parser

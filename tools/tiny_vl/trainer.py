@@ -18,6 +18,7 @@ from tools.tiny_vl.network import Network
 from tools.tiny_vl.optimizer import Optimizer
 from tools.tiny_vl.packing import Batch, Caps
 from tools.tiny_vl.parameters import Layout, Parameters, initial_weights
+from tools.tiny_vl.profiling import Profiler
 from tools.tiny_vl.schedule import rate_share
 from tools.tiny_vl.stepper import Inbox, Reading, Stepper, Tally
 
@@ -48,6 +49,7 @@ class Rhythm:
     log_every: int = 25
     exam_every: int = 600
     save_seconds: float = 120.0
+    profiled: bool = False  # print once where the time of a few early steps went
 
 
 class Trainer:
@@ -111,6 +113,7 @@ class Trainer:
         inbox: Inbox | None = None
         queued: deque[torch.cuda.Event] = deque()
         clock = _Clock()
+        profiler = Profiler(rhythm.profiled)
         while self.step < self._recipe.steps and not stop():
             batch = clock.waiting(lambda: next(batches))
             if inbox is None:
@@ -123,6 +126,7 @@ class Trainer:
             stepper.run()
             self.step += 1
             self._hold_back(queued)
+            profiler.step()
             if self.step % rhythm.log_every == 0 or self.step == self._recipe.steps:
                 self._log(clock)
             if on_device and self.step % rhythm.exam_every == 0:
