@@ -1,9 +1,11 @@
-"""python -m tools.tiny_vl train | export | evaluate | sheet"""
+"""python -m tools.tiny_vl train | export | evaluate | sheet [PNG]"""
 
 import sys
 from importlib import import_module
+from pathlib import Path
 
 _COMMANDS = ("train", "export", "evaluate", "sheet")
+_SHEET = Path(__file__).resolve().parents[2] / "docs/tiny-vl-samples.png"
 
 
 def main() -> int:
@@ -14,7 +16,11 @@ def main() -> int:
     name = sys.argv.pop(1)
     sys.argv[0] = f"python -m tools.tiny_vl {name}"
     # Only the one that is asked for: training must not need a web client, nor a sheet the training.
-    return int(import_module(f"tools.tiny_vl.{name}").main() or 0)
+    command = import_module(f"tools.tiny_vl.{name}")
+    if name == "sheet":
+        command.make_sheet(Path(sys.argv[1]) if len(sys.argv) > 1 else _SHEET)
+        return 0
+    return int(command.main() or 0)
 
 
 if __name__ == "__main__":
