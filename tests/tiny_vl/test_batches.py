@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from tokenizers import Tokenizer
-from torch.utils.data import DataLoader
 
 from tools.tiny_vl.batches import BatchDataset
 from tools.tiny_vl.families import KINDS
+from tools.tiny_vl.feed import WorkerFailed, Workshop, stream
 from tools.tiny_vl.packing import Batch, Caps
 from tools.tiny_vl.tokenizer import build_tokenizer
 from tools.tiny_vl.words import vocabulary
@@ -24,7 +24,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def dataset(tokenizer: Tokenizer) -> BatchDataset:
-    return BatchDataset(seed=1, caps=CAPS, total_steps=100, tokenizer=tokenizer)
+    return BatchDataset(seed=1, caps=CAPS, total=100, tokenizer=tokenizer)
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -32,8 +32,7 @@ def same(one: Batch, other: Batch) -> bool:
 
 
 def test_a_batch_depends_on_seed_and_number_alone(dataset: BatchDataset, tokenizer: Tokenizer) -> None:
-    loader: DataLoader[Batch] = DataLoader(dataset, batch_size=None, sampler=range(60, 62), num_workers=1)
-    resumed = list(loader)
+    resumed = [batch.copy() for batch in stream(dataset, range(60, 63), workers=2, pinned=False)]
     assert same(resumed[1], dataset[61])
     assert not same(resumed[0], resumed[1])
     assert not same(resumed[1], BatchDataset(2, CAPS, 100, tokenizer)[61])
@@ -46,7 +45,7 @@ def test_batches_are_full_once_the_curriculum_is_through(dataset: BatchDataset) 
 
 
 def test_there_is_no_batch_behind_the_last(dataset: BatchDataset) -> None:
-    with pytest.raises(IndexError, match="step 100, expected 0 to 99"):
+    with pytest.raises(IndexError, match="batch 100, expected 0 to 99"):
         dataset[100]
 
 
@@ -65,3 +64,25 @@ def test_held_out_batches_keep_to_the_caps(tokenizer: Tokenizer) -> None:
 
 def test_every_token_of_a_batch_is_known(dataset: BatchDataset, tokenizer: Tokenizer) -> None:
     assert int(dataset[50].token_ids.max()) < tokenizer.get_vocab_size() <= 1024
+
+
+def test_a_batch_made_by_a_worker_has_its_counts(dataset: BatchDataset) -> None:
+    (made,) = stream(dataset, [61], workers=1, pinned=False)
+    expected = dataset[61]
+    for name in ("num_samples", "num_patches", "num_tokens", "num_labels"):
+        assert getattr(made, name) == getattr(expected, name)
+
+
+def test_what_a_worker_raises_is_told(dataset: BatchDataset) -> None:
+    with pytest.raises(WorkerFailed, match=r"batches-1: IndexError: batch 100, expected 0 to 99"):
+        list(stream(dataset, [99, 100], workers=2, pinned=False))
+
+
+def test_a_worker_that_dies_is_noticed(dataset: BatchDataset) -> None:
+    workshop = Workshop(dataset, range(60, 100), workers=1, pinned=False)
+    batches = workshop.batches()
+    next(batches)
+    workshop.kill()
+    with pytest.raises(WorkerFailed, match="batches-0 died"):
+        for _ in batches:
+            pass

@@ -60,14 +60,15 @@ def test_a_recorded_step_trains_like_a_plain_one(compiled: bool) -> None:
         device = torch.device("cuda")
         parameters = Parameters(Layout.of(Geometry()), initial_weights(Geometry(), 1).to(device), torch.bfloat16)
         optimizer = Optimizer(parameters, Recipe())
-        inbox, tally = Inbox(a_batch(), device), Tally(1, device)
+        inbox, tally = Inbox(a_batch(), 1, device), Tally(1, device)
         network = Network(Geometry(), attention_by("flash"), device, compiled)
         stepper = Stepper(network, parameters, optimizer, inbox, tally, graphed)
         torch.cuda.synchronize()
         seen = []
         with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
             for _ in range(20):
-                inbox.take(a_batch().pin_memory())
+                inbox.put(0, a_batch())
+                inbox.take(0)
                 optimizer.rates.fill_(1e-3)
                 stepper.run()
                 seen.append(tally.read().loss)

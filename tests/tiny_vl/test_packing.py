@@ -18,7 +18,7 @@ from tools.tiny_vl.chat import ChatEncoder
 from tools.tiny_vl.grids import Grids
 from tools.tiny_vl.packer import Packer, SampleTooLong
 from tools.tiny_vl.packing import NO_KIND, NO_LABEL, Batch, Caps
-from tools.tiny_vl.scenes import Blank, Box, Picture, Sample, Turn
+from tools.tiny_vl.scenes import Blank, Handed, Picture, Sample, Turn
 from tools.tiny_vl.tokenizer import IMAGE_PAD, build_tokenizer, save_processor
 
 KINDS = ("echo", "read", "chat-again")
@@ -179,15 +179,16 @@ def test_only_handed_rows_reach_the_language_model_as_a_picture_of_their_own(
     tokenizer: Tokenizer, model: Qwen2_5_VLModel
 ) -> None:
     whole = picture(Random(2), 28 * 7, 28 * 6)
-    box = Box(top=0, left=2, bottom=6, right=5)
-    batch = packed(tokenizer, [Sample((Turn((replace(whole, handed=box), "?"), "x", "read"),))])
+    handed = Handed(lines=(4, 0, 5), columns=(6, 2, 3))
+    batch = packed(tokenizer, [Sample((Turn((replace(whole, handed=handed), "?"), "x", "read"),))])
     ids = batch.token_ids[: batch.num_tokens].long()[None]
-    assert int((ids == IMAGE_PAD).sum()) == 18
-    expected, _ = model.get_rope_index(ids, (ids == IMAGE_PAD).int(), torch.tensor([[1, 12, 6]]))
+    assert int((ids == IMAGE_PAD).sum()) == 9
+    expected, _ = model.get_rope_index(ids, (ids == IMAGE_PAD).int(), torch.tensor([[1, 6, 6]]))
     np.testing.assert_array_equal(batch.token_at[:, : batch.num_tokens], expected[:, 0])
     for slot, (line, column) in zip(batch.row_slot.tolist(), batch.patch_at[: 4 * 42 : 4].tolist(), strict=False):
-        if 2 <= column // 2 < 5:
-            assert batch.token_at[1:, slot].tolist() == [line // 2 + _first(batch), column // 2 - 2 + _first(batch)]
+        if line // 2 in handed.lines and column // 2 in handed.columns:
+            place = [handed.lines.index(line // 2) + _first(batch), handed.columns.index(column // 2) + _first(batch)]
+            assert batch.token_at[1:, slot].tolist() == place
         else:
             assert slot == SMALL.tokens
 

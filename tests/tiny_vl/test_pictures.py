@@ -204,17 +204,23 @@ def test_a_dense_grid_has_a_letter_to_a_column_of_tokens() -> None:
         assert 14 <= picture.glyph_pixels <= 21
 
 
-def test_a_cropped_grid_keeps_the_columns_that_are_handed_over() -> None:
+def test_a_cropped_grid_holds_the_letters_that_are_handed_over() -> None:
     rng = Random(12)
+    shuffled = 0
     for _ in range(100):
         letters = grid(rng, dense=True)
         picture, rest = draw.draw_letter_grid(letters, rng, crop=True)
-        box = picture.handed
-        assert box is not None
+        handed = picture.handed
+        assert handed is not None
         assert picture.scene == rest
-        assert box.right - box.left >= 2
-        assert (box.top, box.bottom) == (0, picture.image.height // 28)
-        assert rest.rows == tuple(row[box.left : box.right] for row in letters.rows)
+        assert len(handed.lines) == len(rest.rows) >= 2
+        assert max(handed.lines) < picture.image.height // 28
+        for kept, line in zip(rest.rows, handed.lines, strict=True):
+            # A letter lies on the line of its row or, where the grid starts lower, on the next.
+            rows = [letters.rows[at] for at in (line, line - 1) if 0 <= at < len(letters.rows)]
+            assert kept in {"".join(row[column] for column in handed.columns) for row in rows}
+        shuffled += list(handed.columns) != sorted(handed.columns)
+    assert 30 < shuffled < 90
 
 
 def test_noise_is_laid_over_only_when_asked() -> None:

@@ -22,7 +22,7 @@ from tools.tiny_vl.packer import Packer
 from tools.tiny_vl.packing import Batch, Caps
 from tools.tiny_vl.parameters import Layout, initial_weights
 from tools.tiny_vl.scenes import Blank, Picture, Sample, Turn
-from tools.tiny_vl.schedule import rate_share
+from tools.tiny_vl.schedule import batch_of, newest_batch, num_batches, oldest_batch, rate_share
 from tools.tiny_vl.stepper import Tally
 from tools.tiny_vl.tokenizer import build_tokenizer
 from tools.tiny_vl.train import Stop
@@ -33,7 +33,7 @@ TINY = Geometry(
     vocabulary=320,
 )  # fmt: skip
 SMALL = Caps(patches=512, tokens=512, images=16, windows=32, sequences=16, labels=64, turns=16)
-RECIPE = Recipe(steps=12, warmup_steps=2)
+RECIPE = Recipe(steps=12, warmup_steps=2, echo=2, echo_window=3)
 KINDS = ("colour-of", "echo")
 CPU = Machine(torch.device("cpu"), "segments")
 OFTEN = Rhythm(log_every=2, exam_every=6)
@@ -92,10 +92,10 @@ def test_a_run_in_two_legs_equals_one_in_one(tokenizer: Tokenizer, tmp_path: Pat
     whole = trainer_at(tmp_path / "whole")
     assert whole.train(batches(tokenizer, 0), [], never, OFTEN)
     first = trainer_at(tmp_path / "legs")
-    assert not first.train(batches(tokenizer, 0), [], After(5), OFTEN)
+    assert not first.train(batches(tokenizer, 0), [], After(9), OFTEN)
     second = trainer_at(tmp_path / "legs")
-    assert second.step == checkpoint.latest_step(tmp_path / "legs") == 5
-    assert second.train(batches(tokenizer, 5), [], never, OFTEN)
+    assert second.step == checkpoint.latest_step(tmp_path / "legs") == 9
+    assert second.train(batches(tokenizer, oldest_batch(9, RECIPE)), [], never, OFTEN)
     assert torch.equal(whole.weights, second.weights)
 
 
@@ -105,7 +105,7 @@ def test_a_state_with_small_momenta_goes_on_nearly_alike(tokenizer: Tokenizer, t
         machine = replace(CPU, small_state=small)
         trainer_at(tmp_path / name, machine=machine).train(batches(tokenizer, 0), [], After(5), OFTEN)
         second = trainer_at(tmp_path / name, machine=machine)
-        second.train(batches(tokenizer, 5), [], never, OFTEN)
+        second.train(batches(tokenizer, oldest_batch(5, RECIPE)), [], never, OFTEN)
         weights.append(second.weights)
     assert 0 < (weights[0] - weights[1]).norm() < 0.05 * weights[0].norm()
 
@@ -185,3 +185,13 @@ def test_a_turn_is_right_when_all_its_tokens_are() -> None:
     reading = tally.read()
     assert (reading.right, reading.seen) == ([0, 2], [1, 2])
     assert tally.read().seen == [0, 0]
+
+
+def test_every_batch_is_trained_on_when_it_comes_and_others_again_within_the_window() -> None:
+    recipe = Recipe(steps=403, echo=4, echo_window=5)
+    used = [batch_of(step, recipe) for step in range(recipe.steps)]
+    assert used[::4] == list(range(num_batches(recipe)))
+    for step, number in enumerate(used):
+        assert oldest_batch(step, recipe) <= number <= newest_batch(step, recipe)
+    again = [newest_batch(step, recipe) - number for step, number in enumerate(used) if step % 4 and step > 40]
+    assert set(again) == {1, 2, 3, 4, 5}

@@ -47,10 +47,16 @@ class Recipe:
     muon_rate, adam_rate: peak learning rates of the matrices and of all else
     warmup_steps: rising steps at the start; the rate is then constant up to decay_from (a share of steps) and ends at
         final_share of its peak, along a cosine
+    echo: steps for each batch of fresh samples: one on the batch itself, the others on some of those before it, with
+        new noise. Drawing is the bottleneck, and going over samples again is nearly as good as new ones
+        (data echoing, Choi et al. 2019)
+    echo_window: how many batches back those others may lie
     """
 
     seed: int = 1
-    steps: int = 20_000
+    steps: int = 36_000
+    echo: int = 4
+    echo_window: int = 64
     muon_rate: float = 3.9e-3
     adam_rate: float = 1.95e-3
     momentum: float = 0.95

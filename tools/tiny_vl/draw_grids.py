@@ -17,7 +17,7 @@ from tools.tiny_vl.draw_paper import (
     processor_scale,
 )
 from tools.tiny_vl.fonts import FACES, Face, pick_face
-from tools.tiny_vl.scenes import Box, LetterGrid, Picture
+from tools.tiny_vl.scenes import Handed, LetterGrid, Picture
 
 JITTER = 3  # pixels
 FITTING = 25.0  # pixels that the widest letter of a dense grid may have
@@ -38,30 +38,44 @@ def draw_letter_grid(
 def draw_letter_grid(
     grid: LetterGrid, rng: Random, held_out: bool = False, crop: bool = False, largest: int = LARGEST
 ) -> Picture | tuple[Picture, LetterGrid]:
-    """A picture of the grid; with crop (dense grids only), also the grid of those columns that are handed over.
+    """A picture of the grid; with crop (dense grids only), also the grid of those letters that are handed over.
 
-    A cropped picture shows all letters while its scene, and its box `handed`, hold the remaining columns only.
+    A cropped picture shows all letters, while its scene holds those only whose tokens `handed` picks: some rows and
+    columns in any order.
     """
-    picture = _draw_dense(grid, rng, held_out) if grid.dense else _draw_loose(grid, rng, held_out, largest)
-    return _cropped(picture, grid, rng) if crop else picture
-
-
-def _cropped(picture: Picture, grid: LetterGrid, rng: Random) -> tuple[Picture, LetterGrid]:
     if not grid.dense:
-        raise ValueError("only a dense grid can be cropped: its columns are those of the tokens")
-    columns = len(grid.rows[0])
-    kept = rng.randint(min(2, columns), max(min(2, columns), columns - 1))
-    left = rng.randint(0, columns - kept)
-    rest = LetterGrid(tuple(row[left : left + kept] for row in grid.rows), dense=True)
-    handed = Box(0, left, picture.image.height // UNIT, left + kept)
+        if crop:
+            raise ValueError("only a dense grid can be cropped: its rows and columns are those of the tokens")
+        return _draw_loose(grid, rng, held_out, largest)
+    offset = _offset(rng)
+    picture = _draw_dense(grid, offset, rng, held_out)
+    return _cropped(picture, grid, offset, rng) if crop else picture
+
+
+def _offset(rng: Random) -> int:
+    """How far down the first row of a dense grid starts, in pixels."""
+    # Letters on the border of two rows of tokens: who reads them must know how the rows lie.
+    return rng.randint(7, 21) if rng.random() < 0.75 else rng.randint(0, 27)
+
+
+def _cropped(picture: Picture, grid: LetterGrid, offset: int, rng: Random) -> tuple[Picture, LetterGrid]:
+    rows, columns = _some(len(grid.rows), rng), _some(len(grid.rows[0]), rng)
+    rest = LetterGrid(tuple("".join(grid.rows[row][column] for column in columns) for row in rows), dense=True)
+    # Of the two tokens that a letter lies in, the one with its middle: the tower has to put the whole letter there.
+    below = int(offset > JITTER and offset >= UNIT // 2)
+    handed = Handed(tuple(row + below for row in rows), columns)
     return Picture(picture.image, rest, picture.glyph_pixels, picture.noise, handed), rest
 
 
-def _draw_dense(grid: LetterGrid, rng: Random, held_out: bool) -> Picture:
+def _some(count: int, rng: Random) -> tuple[int, ...]:
+    """Two or more of so many, in their order or in any."""
+    picked = rng.sample(range(count), rng.randint(min(2, count), count))
+    return tuple(sorted(picked) if rng.random() < 0.3 else picked)
+
+
+def _draw_dense(grid: LetterGrid, offset: int, rng: Random, held_out: bool) -> Picture:
     rows, columns = len(grid.rows), len(grid.rows[0])
     face, cap = _narrow(grid, rng, held_out)
-    # Letters on the border of two rows of tokens: who reads them must know how the rows lie.
-    offset = rng.randint(7, 21) if rng.random() < 0.75 else rng.randint(0, 27)
     size = (columns * UNIT, (rows + (offset > JITTER)) * UNIT)
     inks = pick_inks(rng)
     image = make_paper(size, inks.paper, inks.room, rng)

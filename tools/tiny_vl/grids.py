@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.tiny_vl.scenes import Box
+from tools.tiny_vl.scenes import Handed
 from triptych.journey import Grid
 from triptych.models.qwen2_5_vl.patches import order_patches
 
@@ -37,8 +37,8 @@ class GridTables:
         return len(self.patch_at)
 
     @property
-    def box(self) -> Box:
-        return Box(0, 0, self.lines, self.columns)
+    def whole(self) -> Handed:
+        return Handed(tuple(range(self.lines)), tuple(range(self.columns)))
 
     def cut(self, pixels: Bytes, out: Bytes) -> None:
         """Writes the patches of [height, width, 3] pixels to out: [patches, 588] channel, y, x; contiguous."""
@@ -53,12 +53,12 @@ class GridTables:
                 out[written : written + length].reshape(window.shape)[:] = window
                 written += length
 
-    def slots(self, box: Box) -> Int32Array:
-        """[blocks] place of each row among those inside the box, in reading order; −1 outside."""
+    def slots(self, handed: Handed) -> Int32Array:
+        """[blocks] place of each row among those handed over, in their reading order; −1: not handed over."""
         line, column = np.divmod(self.block_at, self.columns)
-        inside = (line >= box.top) & (line < box.bottom) & (column >= box.left) & (column < box.right)
-        place = (line - box.top) * (box.right - box.left) + column - box.left
-        return np.where(inside, place, -1).astype(np.int32)
+        new_line, new_column = _places(handed.lines, self.lines)[line], _places(handed.columns, self.columns)[column]
+        place = new_line * len(handed.columns) + new_column
+        return np.where((new_line >= 0) & (new_column >= 0), place, -1).astype(np.int32)
 
 
 class Grids:
@@ -81,6 +81,13 @@ class Grids:
             line, column = np.indices((lines, columns)).reshape(2, -1)
             self._row_positions[lines, columns] = np.stack([np.zeros_like(line), line, column]).astype(np.int32)
         return self._row_positions[lines, columns]
+
+
+def _places(picked: tuple[int, ...], count: int) -> Int32Array:
+    """[count] where among the picked each one is; −1: not picked."""
+    places = np.full(count, -1, np.int32)
+    places[list(picked)] = np.arange(len(picked), dtype=np.int32)
+    return places
 
 
 def _make_tables(lines: int, columns: int) -> GridTables:

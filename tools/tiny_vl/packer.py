@@ -21,7 +21,7 @@ from tools.tiny_vl.packing import (
     Caps,
     pieces,
 )
-from tools.tiny_vl.scenes import Box, Picture, Sample
+from tools.tiny_vl.scenes import Handed, Picture, Sample
 
 
 class SampleTooLong(ValueError):
@@ -30,16 +30,16 @@ class SampleTooLong(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Prepared:
-    """A picture ready to be written; box: the rows handed over."""
+    """A picture ready to be written; handed: the rows that the language model gets."""
 
     picture: Picture
     pixels: Bytes
     tables: GridTables
-    box: Box
+    handed: Handed
 
     @property
     def rows(self) -> int:
-        return (self.box.bottom - self.box.top) * (self.box.right - self.box.left)
+        return len(self.handed.lines) * len(self.handed.columns)
 
 
 class Packer:
@@ -87,7 +87,7 @@ class Packer:
         for each, (start, _) in zip(pictures, encoded.images, strict=True):
             self._write_picture(each, self._num_tokens + start)
         self._write_labels(encoded, kinds)
-        self._write_tokens(encoded, [each.box for each in pictures])
+        self._write_tokens(encoded, [each.handed for each in pictures])
         return True
 
     def _prepare(self, picture: Picture) -> _Prepared:
@@ -95,7 +95,7 @@ class Packer:
         tables = self._grids.tables(pixels.shape[1], pixels.shape[0])
         if tables.num_patches > LONGEST_IMAGE:
             raise SampleTooLong(f"a picture has {tables.num_patches} patches, expected at most {LONGEST_IMAGE}")
-        return _Prepared(picture, pixels, tables, picture.handed or tables.box)
+        return _Prepared(picture, pixels, tables, picture.handed or tables.whole)
 
     def _has_room(self, pictures: Sequence[_Prepared], encoded: Encoded) -> bool:
         caps = self._caps
@@ -123,7 +123,7 @@ class Packer:
         if each.picture.handed is None:
             self._row_slot[rows] = each.tables.block_at + first_token
         else:
-            slots = each.tables.slots(each.box)
+            slots = each.tables.slots(each.handed)
             self._row_slot[rows] = np.where(slots < 0, self._caps.tokens, slots + first_token)
         self._row_lost[rows] = each.picture.lost
         self._windows += each.tables.window_lengths
@@ -136,14 +136,14 @@ class Packer:
             self._label_turn += [len(self._turn_kind)] * (end - start)
             self._turn_kind.append(kind)
 
-    def _write_tokens(self, encoded: Encoded, boxes: Sequence[Box]) -> None:
+    def _write_tokens(self, encoded: Encoded, pictures: Sequence[Handed]) -> None:
         """Token ids and M-RoPE positions: text behind a picture goes on behind the picture's longer side."""
         first, length = self._num_tokens, len(encoded.token_ids)
         self._token_ids[first : first + length] = encoded.token_ids
         at = self._token_at[:, first : first + length]
         position = cursor = 0
-        for (start, end), box in zip(encoded.images, boxes, strict=True):
-            lines, columns = box.bottom - box.top, box.right - box.left
+        for (start, end), handed in zip(encoded.images, pictures, strict=True):
+            lines, columns = len(handed.lines), len(handed.columns)
             at[:, cursor:start] = self._ramp[position : position + start - cursor]
             position += start - cursor
             at[:, start:end] = self._grids.row_positions(lines, columns) + position

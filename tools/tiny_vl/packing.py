@@ -87,9 +87,9 @@ class Batch:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
-    def pin_memory(self) -> Self:
-        """A copy in page-locked memory; the name is what torch's DataLoader looks for."""
-        return self._with(Tensor.pin_memory)
+    def copy(self) -> Self:
+        """A copy with memory of its own."""
+        return self._with(Tensor.clone)
 
     def to(self, device: torch.device | str) -> Self:
         """A copy on the device; it may still be under way for pinned tensors, as with non_blocking everywhere."""

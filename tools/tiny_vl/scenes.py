@@ -84,13 +84,14 @@ Scene = Sign | Figures | LetterGrid | BarChart | Receipt | Blank
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
-    """A rectangle of merged tokens (28 pixels a side), half-open."""
+class Handed:
+    """Which of a picture's merged tokens (28 pixels a side) the language model gets: these lines, these columns.
 
-    top: int
-    left: int
-    bottom: int
-    right: int
+    Counted from 0, in the order in which they are handed over, so as the picture that they make together.
+    """
+
+    lines: tuple[int, ...]
+    columns: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +100,9 @@ class Picture:
 
     glyph_pixels: height of a capital H of its smallest text once the processor has resized the picture; None: no text
     noise: standard deviation, in steps of 1/255, of the Gaussian noise to lie over it; drawing leaves that to the user
-    handed: the rows of embeddings that the language model gets, all of them if None. Training only: a tower that is
-        cut after it has run cannot have told the language model where in the picture a row lies, so the language
-        model learns to take that from the positions
+    handed: the rows of embeddings that the language model gets, all as they are if None. Training only: a tower whose
+        rows are picked and shuffled after it has run cannot have told the language model where they will lie, so the
+        language model learns to take that from the positions
     lost: the language model gets zeros for its rows. Training only
     """
 
@@ -109,7 +110,7 @@ class Picture:
     scene: Scene
     glyph_pixels: float | None = None
     noise: float = 0.0
-    handed: Box | None = None
+    handed: Handed | None = None
     lost: bool = False
 
 

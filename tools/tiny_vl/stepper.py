@@ -13,6 +13,7 @@ from tools.tiny_vl.optimizer import Optimizer
 from tools.tiny_vl.packing import Batch
 from tools.tiny_vl.parameters import Parameters
 
+_SPARE_PLACES = 4
 _EAGER_STEPS = 4  # before the graph is recorded: kernels get compiled and libraries pick theirs meanwhile
 
 
@@ -70,46 +71,45 @@ def _whole(values: list[float]) -> list[int]:
 
 
 class Inbox:
-    """Takes batches to the device ahead of the step: copies run on a stream of their own, into two sets of buffers.
+    """The latest batches, kept on the device, and the one that the step reads.
 
-    now: the batch that the step reads; always the same tensors
+    now: the batch in its turn; always the same tensors
     """
 
-    def __init__(self, example: Batch, device: torch.device) -> None:
-        self.now = {name: torch.empty_like(tensor, device=device) for name, tensor in example.tensors().items()}
-        self._async = device.type == "cuda"
-        if self._async:
-            self._staged = [{name: torch.empty_like(value) for name, value in self.now.items()} for _ in range(2)]
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._ready = [_event() for _ in range(2)]
-            self._free = [_event() for _ in range(2)]
-            # The buffers may have been someone's whose last kernels still run, on a stream that copies don't wait for.
-            torch.cuda.synchronize(device)
-        self._turn = 0
+    def __init__(self, shape: Batch, places: int, device: torch.device) -> None:
+        """shape: any batch of the run; places: how many of the latest are kept, at least"""
+        self.now = {name: torch.empty_like(tensor, device=device) for name, tensor in shape.tensors().items()}
+        # A few more, so that none is written over that a step still under way reads.
+        self._places = [
+            {name: torch.empty_like(tensor) for name, tensor in self.now.items()} for _ in range(places + _SPARE_PLACES)
+        ]
+        self._samples = [0] * len(self._places)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def take(self, batch: Batch) -> None:
-        """Make the batch the current one once all work given to the current stream so far is done."""
-        arriving = batch.tensors()
-        if not self._async:
-            for name, tensor in self.now.items():
-                tensor.copy_(arriving[name])
+    def put(self, number: int, batch: Batch) -> None:
+        """Keep a batch; its memory may be used again once this returns. Steps under way go on meanwhile."""
+        at = number % len(self._places)
+        self._samples[at] = batch.num_samples
+        if self._stream is None:
+            self._copy(batch.tensors(), self._places[at])
             return
-        at, self._turn = self._turn, 1 - self._turn
-        # Waiting for an event that was never recorded is no wait.
-        self._stream.wait_event(self._free[at])
         with torch.cuda.stream(self._stream):
-            for name, tensor in self._staged[at].items():
-                tensor.copy_(arriving[name], non_blocking=True)
-            self._ready[at].record(self._stream)
-        compute = torch.cuda.current_stream()
-        compute.wait_event(self._ready[at])
-        for name, tensor in self.now.items():
-            tensor.copy_(self._staged[at][name])
-        self._free[at].record(compute)
+            self._copy(batch.tensors(), self._places[at])
+        self._stream.synchronize()
 
+    def take(self, number: int) -> int:
+        """Make a kept batch the current one once all work given to the current stream so far is done.
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event()  # type: ignore[no-untyped-call]
+        Returns its number of samples.
+        """
+        at = number % len(self._places)
+        self._copy(self._places[at], self.now)
+        return self._samples[at]
+
+    @staticmethod
+    def _copy(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+        for name, tensor in target.items():
+            tensor.copy_(source[name], non_blocking=True)
 
 
 class Stepper:

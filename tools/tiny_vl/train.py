@@ -18,6 +18,7 @@ from tools.tiny_vl.export import write_model
 from tools.tiny_vl.families import KINDS
 from tools.tiny_vl.feed import ExamBatches, caps_for, check_shared_memory, stream
 from tools.tiny_vl.packing import Batch, Caps
+from tools.tiny_vl.schedule import num_batches, oldest_batch
 from tools.tiny_vl.tokenizer import build_tokenizer
 from tools.tiny_vl.trainer import Diverged, Machine, Rhythm, Trainer
 from tools.tiny_vl.words import vocabulary
@@ -77,8 +78,8 @@ def _run(
     check_shared_memory(caps, options.workers)
     tokenizer = build_tokenizer(vocabulary(), geometry.vocabulary)
     # The workers come first: they fork from a process that has no threads and no GPU yet.
-    source = BatchDataset(recipe.seed, caps, recipe.steps, tokenizer)
-    numbers = range(latest_step(options.state), recipe.steps)
+    source = BatchDataset(recipe.seed, caps, num_batches(recipe), tokenizer)
+    numbers = range(oldest_batch(latest_step(options.state), recipe), len(source))
     batches = stream(source, numbers, options.workers, pinned=machine.device.type == "cuda")
     exam = _exam(options, recipe, caps, tokenizer)
     trainer = Trainer(geometry, recipe, caps, tuple(KINDS), machine, options.state)
@@ -100,7 +101,8 @@ def _exam(options: argparse.Namespace, recipe: Recipe, caps: Caps, tokenizer: To
     if options.exam_samples == 0 or options.exam_every > recipe.steps:
         return []
     source = ExamBatches(recipe.seed, caps, tokenizer, options.exam_samples)
-    return list(stream(source, range(len(source)), min(options.workers, len(source)), pinned=False))
+    workers = min(options.workers, len(source))
+    return [batch.copy() for batch in stream(source, range(len(source)), workers, pinned=False)]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -19,7 +19,7 @@ from tools.tiny_vl.optimizer import Optimizer
 from tools.tiny_vl.packing import Batch, Caps
 from tools.tiny_vl.parameters import Layout, Parameters, initial_weights
 from tools.tiny_vl.profiling import Profiler
-from tools.tiny_vl.schedule import rate_share
+from tools.tiny_vl.schedule import batch_of, newest_batch, oldest_batch, rate_share
 from tools.tiny_vl.stepper import Inbox, Reading, Stepper, Tally
 
 _MAX_BAD_STEPS = 5
@@ -84,7 +84,7 @@ class Trainer:
     def train(self, batches: Iterator[Batch], exam: Sequence[Batch], stop: Callable[[], bool], rhythm: Rhythm) -> bool:
         """Train until the last step or until stop() says so, and save; returns whether the run is complete.
 
-        batches: that of self.step first
+        batches: oldest_batch(self.step) and those after it; each may be gone once the next is asked for
         Raises Diverged, leaving the last sound state saved.
         """
         with self._stream():
@@ -111,17 +111,21 @@ class Trainer:
         device = self._machine.device
         on_device = [batch.to(device) for batch in exam]
         inbox: Inbox | None = None
+        wanted = oldest_batch(self.step, self._recipe)
         queued: deque[torch.cuda.Event] = deque()
         clock = _Clock()
         profiler = Profiler(rhythm.profiled)
         while self.step < self._recipe.steps and not stop():
-            batch = clock.waiting(lambda: next(batches))
-            if inbox is None:
-                inbox = Inbox(batch, device)
-                graphed = self._machine.graphed
-                stepper = Stepper(self._network, self._parameters, self._optimizer, inbox, self._tally, graphed)
-            inbox.take(batch)
-            clock.samples += batch.num_samples
+            while wanted <= newest_batch(self.step, self._recipe):
+                batch = clock.waiting(lambda: next(batches))
+                if inbox is None:
+                    inbox = Inbox(batch, self._recipe.echo_window + 1, device)
+                    graphed = self._machine.graphed
+                    stepper = Stepper(self._network, self._parameters, self._optimizer, inbox, self._tally, graphed)
+                inbox.put(wanted, batch)
+                wanted += 1
+            assert inbox is not None
+            clock.samples += inbox.take(batch_of(self.step, self._recipe))
             self._set_rates()
             stepper.run()
             self.step += 1
