@@ -4,17 +4,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from tools.tiny_vl.draw import arrange
+from tools.tiny_vl.album_scenes import (
+    NEAR,
+    anything,
+    around,
+    pair_of_figures,
+    pair_of_signs,
+    quotable_sign,
+    sign,
+    twin_figures,
+    what_it_shows,
+    with_short_texts,
+)
 from tools.tiny_vl.layout import with_pictures
 from tools.tiny_vl.phrasebook import ORDINALS, first_or_last, nth, two_of
 from tools.tiny_vl.question import Question
 from tools.tiny_vl.questions import ask, draw, invent
 from tools.tiny_vl.questions_figures import FIGURE_KINDS, single_figure
-from tools.tiny_vl.scenes import COLOURS, SHAPES, Figures, Picture, Scene, Sign, Turn
+from tools.tiny_vl.questions_pages import listing
+from tools.tiny_vl.scenes import Figures, Picture, Scene, Sign, Turn
 from tools.tiny_vl.setting import Setting
-from tools.tiny_vl.texts import near_miss, readable_text, unambiguous_string
 
-_NEAR = 0.3  # share of other pictures that differ from the one asked for in one thing only
+_READ_FIRST = 0.3  # in training, of questions that compare pictures: those that come after turns that read them
 Asked = tuple[Question, str | None]  # and what the phrasing must call the picture
 
 
@@ -23,84 +34,36 @@ class Album:
     """Scenes in the order of their pictures; `asks` gives a new question about them each time.
 
     subject: the place of the picture whose loss would leave nothing to answer; None: there is no such
+    compared: places of the pictures that have to be looked at together
+    another: a further question that these do not answer, if there is one
     """
 
     scenes: list[Scene]
     asks: Callable[[Random], Asked]
     subject: int | None = None
+    compared: tuple[int, ...] = ()
+    another: Callable[[Random], Asked] | None = None
 
 
-def _count(rng: Random) -> int:
-    return rng.choices((2, 3, 4, 5, 6), (36, 25, 18, 11, 10))[0]
+def _count(rng: Random, setting: Setting, easy: bool = False) -> int:
+    """How many pictures; in training many are rarer, for they are dear."""
+    if easy:
+        return rng.randint(2, 3)
+    return rng.choices((2, 3, 4, 5, 6), (46, 26, 14, 8, 6) if setting.training else (36, 25, 18, 11, 10))[0]
 
 
-def _sign(rng: Random, setting: Setting) -> Sign:
-    text = readable_text if rng.random() < 0.45 else unambiguous_string
-    return Sign(text(rng.randint(1, setting.longest), rng))
-
-
-def _quotable_sign(rng: Random, setting: Setting) -> Sign:
-    """A sign whose text can be quoted in a question: its last character isn't a mark of the question's own."""
-    while not (sign := _sign(rng, setting)).text[-1].isalnum():
-        pass
-    return sign
-
-
-def _pair_of_figures(rng: Random) -> Figures:
-    names = list(zip(rng.sample(SHAPES, 2), rng.sample(COLOURS, 2), strict=True))
-    return arrange(names, rng.choice(("row", "column")), rng)
-
-
-def _near_sign(text: str, rng: Random) -> Sign:
-    return Sign(near_miss(text, rng))
-
-
-def _near_figure(figures: Figures, rng: Random) -> Figures:
-    """The first figure with another shape or another colour, alone."""
-    figure = figures.figures[0]
-    if rng.random() < 0.5:
-        return arrange([(rng.choice([s for s in SHAPES if s != figure.shape]), figure.colour)], "single", rng)
-    return arrange([(figure.shape, rng.choice([c for c in COLOURS if c != figure.colour]))], "single", rng)
-
-
-def anything(rng: Random, setting: Setting) -> Scene:
-    """A sign or one figure."""
-    return _sign(rng, setting) if rng.random() < 0.6 else single_figure(rng)
-
-
-def _around(subject: Scene, rng: Random, setting: Setting, count: int) -> tuple[list[Scene], int]:
-    """The subject among other scenes, some of them close to it, and its place."""
-    others: list[Scene] = []
-    for _ in range(count - 1):
-        if rng.random() >= _NEAR:
-            alike = rng.random() < 0.6
-            others.append(_sign(rng, setting) if alike == isinstance(subject, Sign) else single_figure(rng))
-        elif isinstance(subject, Sign):
-            others.append(_near_sign(subject.text, rng))
-        else:
-            assert isinstance(subject, Figures)
-            others.append(_near_figure(subject, rng))
-    place = rng.randrange(count)
-    return [*others[:place], subject, *others[place:]], place
-
-
-def what_it_shows(kind: str, scene: Scene) -> Question:
-    """The question for all that a sign says or that figures are."""
-    if isinstance(scene, Sign):
-        return Question(kind, "read", scene.text)
-    assert isinstance(scene, Figures)
-    topic = "name" if len(scene.figures) == 1 else "list"
-    return Question(kind, topic, ", ".join(figure.name for figure in scene.figures))
+def _is_easy(setting: Setting, rng: Random) -> bool:
+    return setting.ease > 0 and rng.random() < setting.ease
 
 
 def _nth(kind: str, rng: Random, setting: Setting) -> Album:
     """nth-says, nth-shows, first-last: what one of the pictures says or shows."""
     shows = {"nth-says": 0.0, "nth-shows": 1.0}.get(kind, 0.4)
     if rng.random() >= shows:
-        subject: Scene = _sign(rng, setting)
+        subject: Scene = sign(rng, setting)
     else:
-        subject = single_figure(rng) if rng.random() < 0.75 else _pair_of_figures(rng)
-    scenes, place = _around(subject, rng, setting, _count(rng))
+        subject = single_figure(rng) if rng.random() < 0.75 else pair_of_figures(rng)
+    scenes, place = around(subject, rng, setting, _count(rng, setting))
     if kind == "first-last":
         place = rng.choice((0, len(scenes) - 1))
 
@@ -115,7 +78,7 @@ def _nth(kind: str, rng: Random, setting: Setting) -> Album:
 def _nth_asks(kind: str, rng: Random, setting: Setting) -> Album:
     """Any question about figures, put to one of the pictures."""
     scene, question = invent(rng.choice(sorted(FIGURE_KINDS - {"name", "list"})), rng)
-    scenes, place = _around(single_figure(rng), rng, setting, _count(rng))
+    scenes, place = around(single_figure(rng), rng, setting, _count(rng, setting))
     scenes[place] = scene
 
     def asks(rng: Random) -> Asked:
@@ -127,8 +90,13 @@ def _nth_asks(kind: str, rng: Random, setting: Setting) -> Album:
 
 def _which(kind: str, rng: Random, setting: Setting) -> Album:
     """Which picture says or shows something that only one of them says or shows."""
-    subject = _quotable_sign(rng, setting) if kind == "which-says" else single_figure(rng)
-    scenes, _ = _around(subject, rng, setting, _count(rng))
+    easy = _is_easy(setting, rng)
+    if easy:
+        setting = with_short_texts(setting, 4)
+    subject = quotable_sign(rng, setting) if kind == "which-says" else single_figure(rng)
+    scenes, _ = around(subject, rng, setting, _count(rng, setting, easy), 0.0 if easy else NEAR)
+    if not _asked_once(subject, scenes):
+        return _which(kind, rng, setting)
 
     def asks(rng: Random) -> Asked:
         wanted = [scene for scene in scenes if isinstance(scene, type(subject)) and _asked_once(scene, scenes)]
@@ -136,7 +104,8 @@ def _which(kind: str, rng: Random, setting: Setting) -> Album:
         answer = ORDINALS[next(place for place, other in enumerate(scenes) if other is scene)]
         return Question(kind, kind, answer, {"a": _called(scene, scenes, rng)}), None
 
-    return Album(scenes, asks) if _asked_once(subject, scenes) else _which(kind, rng, setting)
+    # Of two pictures, what one is not the other must be.
+    return Album(scenes, asks, None, tuple(range(len(scenes))), asks if len(scenes) > 2 else None)
 
 
 def _asked_once(scene: Scene, scenes: list[Scene]) -> bool:
@@ -163,32 +132,64 @@ def _called(scene: Scene, scenes: list[Scene], rng: Random) -> str:
 
 def _same(kind: str, rng: Random, setting: Setting) -> Album:
     """Whether two pictures say or show the same; unlike ones are close now and then."""
-    count = rng.choices((2, 3, 4), (70, 18, 12))[0]
+    easy = _is_easy(setting, rng)
+    if easy:
+        setting = with_short_texts(setting, 3)
+    count = 2 if easy else rng.choices((2, 3, 4), (70, 18, 12))[0]
     scenes: list[Scene] = [anything(rng, setting) for _ in range(count)]
     one, other = sorted(rng.sample(range(count), 2))
     same = rng.random() < 0.5
-    scenes[one], scenes[other] = _twins(kind, same, rng, setting)
+    scenes[one], scenes[other] = (
+        pair_of_signs(same, rng, setting, easy) if kind == "same-text" else twin_figures(kind, same, rng, easy)
+    )
 
     def asks(rng: Random) -> Asked:
-        pic = two_of(one + 1, other + 1, rng) if count > 2 else None
-        return Question(kind, kind, "yes" if same else "no"), pic
+        return _whether_same(kind, scenes, one, other), two_of(one + 1, other + 1, rng) if count > 2 else None
 
-    return Album(scenes, asks)
+    def another(rng: Random) -> Asked:
+        kinds = {"same-shape": "same-colour", "same-colour": "same-shape"}
+        return _whether_same(kinds[kind], scenes, one, other), two_of(one + 1, other + 1, rng) if count > 2 else None
+
+    return Album(scenes, asks, None, (one, other), None if easy or kind == "same-text" else another)
 
 
-def _twins(kind: str, same: bool, rng: Random, setting: Setting) -> tuple[Scene, Scene]:
-    if kind == "same-text":
-        sign = _sign(rng, setting)
-        while not same and (far := _sign(rng, setting)).text == sign.text:
-            pass
-        return sign, sign if same else far if rng.random() < 0.4 else _near_sign(sign.text, rng)
-    shapes, colours = rng.sample(SHAPES, 2), rng.sample(COLOURS, 2)
-    # The other quality is as often the same as not: it must not answer the question.
-    alike = rng.random() < 0.5
-    shape_too = same if kind == "same-shape" else alike
-    colour_too = same if kind == "same-colour" else alike
-    first, second = (shapes[0], colours[0]), (shapes[not shape_too], colours[not colour_too])
-    return arrange([first], "single", rng), arrange([second], "single", rng)
+def _whether_same(kind: str, scenes: list[Scene], one: int, other: int) -> Question:
+    seen = [_quality(kind, scenes[place]) for place in (one, other)]
+    return Question(kind, kind, "yes" if seen[0] == seen[1] else "no")
+
+
+def _quality(kind: str, scene: Scene) -> str:
+    """What the kind of question compares."""
+    if isinstance(scene, Sign):
+        return scene.text
+    assert isinstance(scene, Figures)
+    return scene.figures[0].shape if kind == "same-shape" else scene.figures[0].colour
+
+
+def _all(kind: str, rng: Random, setting: Setting) -> Album:
+    """What two or three pictures say or show, one after the other; often two of them are alike or nearly."""
+    setting, signs = with_short_texts(setting, 7), kind == "all-say"
+    scenes: list[Scene] = [
+        sign(rng, setting) if signs else single_figure(rng) for _ in range(rng.choices((2, 3), (75, 25))[0])
+    ]
+    if rng.random() < 0.5:
+        alike = rng.random() < 0.5
+        scenes[:2] = pair_of_signs(alike, rng, setting) if signs else twin_figures("same-shape", alike, rng)
+    question = _listed(scenes)
+    assert question is not None, f"{scenes} cannot be listed"
+    return Album(scenes, lambda rng: (question, _all_of(rng) if len(scenes) > 2 else None))
+
+
+def _listed(scenes: list[Scene]) -> Question | None:
+    """A question for all that the pictures say or show; None if they are of two sorts, or it is too much."""
+    kinds = {"all-say" if isinstance(scene, Sign) else "all-show" for scene in scenes}
+    kind = kinds.pop()
+    answers = [what_it_shows(kind, scene).answer for scene in scenes]
+    if kinds or len(scenes) > 3 or any("," in answer for answer in answers):
+        return None
+    if kind == "all-show":  # words, so that more characters are fewer tokens
+        return Question(kind, kind, ", ".join(answers))
+    return listing(kind, kind, answers)
 
 
 def _how_many(kind: str, rng: Random, setting: Setting) -> Album:
@@ -207,6 +208,8 @@ _ALBUM_BY_KIND: dict[str, Callable[[str, Random, Setting], Album]] = {
     "same-shape": _same,
     "same-colour": _same,
     "how-many-images": _how_many,
+    "all-say": _all,
+    "all-show": _all,
 }
 ALBUM_KINDS = frozenset(_ALBUM_BY_KIND)
 
@@ -217,22 +220,56 @@ def draw_all(scenes: list[Scene], setting: Setting, rng: Random) -> list[Picture
 
 
 def album_turns(kind: str, setting: Setting, rng: Random) -> tuple[Turn, ...]:
-    """One prompt with several pictures; in training sometimes a second question, or a picture that is lost."""
+    """One prompt with several pictures; in training sometimes more questions, or a picture that is lost."""
     album = _ALBUM_BY_KIND[kind](kind, rng, setting)
     pictures = draw_all(album.scenes, setting, rng)
     question, pic = album.asks(rng)
     if setting.training and album.subject is not None and rng.random() < 0.05:
         pictures[album.subject] = replace(pictures[album.subject], lost=True)
         question = replace(question, answer="nothing", kind="blank")
-    first = Turn(with_pictures(pictures, setting.say(question, rng, pic), setting, rng), question.answer, question.kind)
-    if not setting.training or rng.random() < 0.6 or question.kind == "blank":
-        return (first,)
-    return (first, *_about_another(album.scenes, album.subject, setting, rng))
+    (first, pic), *others = _with_others(album, (question, pic), rng) if setting.training else [(question, pic)]
+    opening = with_pictures(pictures, setting.say(first, rng, pic), setting, rng)
+    later = [Turn((setting.say(other, rng, pic),), other.answer, other.kind) for other, pic in others]
+    return (Turn(opening, first.answer, first.kind), *later)
 
 
-def _about_another(scenes: list[Scene], subject: int | None, setting: Setting, rng: Random) -> tuple[Turn, ...]:
+def _with_others(album: Album, asked: Asked, rng: Random) -> list[Asked]:
+    """The question alone, after others that read what it compares, or before one that it does not answer."""
+    if asked[0].kind == "blank":
+        return [asked]
+    if album.compared and rng.random() < _READ_FIRST:
+        return [*_reading(album, rng), asked]
+    if rng.random() < 0.6:
+        return [asked]
+    if album.another is not None and rng.random() < 0.7:
+        another = album.another(rng)
+        return [asked] if another[0] == asked[0] else [asked, another]
+    return [asked, _about_another(album, rng)]
+
+
+def _reading(album: Album, rng: Random) -> list[Asked]:
+    """Questions for what the compared pictures say or show: for all at once, or one at a time."""
+    count = len(album.scenes)
+    if len(album.compared) == count and rng.random() < 0.6 and (question := _listed(album.scenes)):
+        return [(question, _all_of(rng) if count > 2 else None)]
+    places = sorted(rng.sample(album.compared, min(3, len(album.compared))))
+    return [_about(place, album, rng) for place in places]
+
+
+def _about_another(album: Album, rng: Random) -> Asked:
     """A further question, about a picture that was not the subject so far."""
-    place = rng.choice([place for place in range(len(scenes)) if place != subject] or [0])
-    kind = "nth-says" if isinstance(scenes[place], Sign) else "nth-shows"
-    question = what_it_shows(kind, scenes[place])
-    return (Turn((setting.say(question, rng, nth(place + 1, rng)),), question.answer, kind),)
+    return _about(
+        rng.choice([place for place in range(len(album.scenes)) if place != album.subject] or [0]), album, rng
+    )
+
+
+def _about(place: int, album: Album, rng: Random) -> Asked:
+    scene = album.scenes[place]
+    return what_it_shows("nth-says" if isinstance(scene, Sign) else "nth-shows", scene), nth(place + 1, rng)
+
+
+def _all_of(rng: Random) -> str:
+    """All pictures, when there are more than two."""
+    return rng.choice(("all {}", "the {}", "these {}", "all the {}")).format(
+        rng.choice(("images", "pictures", "photos"))
+    )

@@ -2,13 +2,17 @@
 
 from random import Random
 
-from tools.tiny_vl.albums import anything, draw_all, what_it_shows
+from tools.tiny_vl.album_scenes import anything, what_it_shows
+from tools.tiny_vl.albums import draw_all
+from tools.tiny_vl.families import KINDS
 from tools.tiny_vl.layout import with_picture
 from tools.tiny_vl.phrasebook import earlier_picture, first_or_last, nth, seen_picture
 from tools.tiny_vl.questions import VISUAL_KINDS, draw, further_question, invent
 from tools.tiny_vl.questions_text import small_talk
 from tools.tiny_vl.scenes import Picture, Sign, Turn
 from tools.tiny_vl.setting import Setting
+
+_CHAT_KINDS = tuple(kind for kind in VISUAL_KINDS if KINDS[kind].family != "extras")
 
 
 def earlier_turns(kind: str, setting: Setting, rng: Random) -> tuple[Turn, ...]:
@@ -36,7 +40,7 @@ def _stored(picture: Picture, setting: Setting, rng: Random) -> Turn:
 
 def chat_turns(kind: str, setting: Setting, rng: Random) -> tuple[Turn, ...]:
     """chat-again: two questions about a picture; chat-switch: the second comes after another picture."""
-    visual = rng.choice(VISUAL_KINDS)
+    visual = rng.choice(_CHAT_KINDS)
     scene, question = invent(visual, rng, setting.longest)
     switch = kind == "chat-switch"
     picture = draw(scene, visual, rng, setting.side(1 + switch, rng), setting.held_out_fonts)

@@ -1,21 +1,32 @@
 """Samples: whole conversations of each kind, for evaluation and for training."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate
 from random import Random
 
 from tools.tiny_vl.albums import ALBUM_KINDS, album_turns
 from tools.tiny_vl.chats import chat_turns, earlier_turns
 from tools.tiny_vl.draw import draw_blank
-from tools.tiny_vl.families import KINDS
+from tools.tiny_vl.families import EARLY_UNTIL, KINDS
 from tools.tiny_vl.layout import with_picture
 from tools.tiny_vl.question import Question
-from tools.tiny_vl.questions import VISUAL_KINDS, draw, further_question, invent
+from tools.tiny_vl.questions import VISUAL_KINDS, ask, draw, further_question, invent
+from tools.tiny_vl.questions_pages import CHART_KINDS, invent_chart
 from tools.tiny_vl.questions_text import small_talk, text_turns
-from tools.tiny_vl.scenes import Picture, Sample, Scene, Turn
+from tools.tiny_vl.scenes import BarChart, Figures, Picture, Receipt, Sample, Scene, Turn
 from tools.tiny_vl.setting import Setting, training_setting
 
 _VISUAL = frozenset(VISUAL_KINDS)
+# In training some questions come after one for all there is to see, from which they follow.
+_AFTER_ALL = 0.25
+_SMALL_PAGE = 112  # pixels; half of the charts and receipts to train on are drawn small, for they are dear
+_ALL_BY_KIND = {
+    "tallest": ("bar-order", "bar-order", "bar-labels"),
+    "shortest": ("bar-order", "bar-order", "bar-labels"),
+    "price-of": ("items", "prices"),
+    **dict.fromkeys(("is-where", "exists", "count-shape", "count-colour"), ("list",)),
+}
 
 
 def draw_sample(kind: str, rng: Random, held_out_phrasing: bool = False, held_out_fonts: bool = False) -> Sample:
@@ -30,18 +41,17 @@ def draw_training_sample(rng: Random, progress: float) -> Sample:
     About half of those with one picture ask two or three questions about it; its kind is that of the last.
     """
     setting, kinds = training_setting(progress)
-    names, bounds = _MIX[kinds] if kinds in _MIX else _mix(kinds)
+    names, bounds = _mix(kinds, progress < EARLY_UNTIL)
     kind = rng.choices(names, cum_weights=bounds)[0]
     return Sample(_turns(kind, setting, rng), setting.system(rng))
 
 
-def _mix(kinds: frozenset[str]) -> tuple[list[str], list[float]]:
+@cache
+def _mix(kinds: frozenset[str], early: bool) -> tuple[list[str], list[float]]:
     """Names of the kinds, and their weights added up."""
-    names = [name for name in KINDS if name in kinds]
-    return names, list(accumulate(KINDS[name].weight for name in names))
-
-
-_MIX = {frozenset(KINDS): _mix(frozenset(KINDS))}
+    known = [kind for kind in KINDS.values() if kind.name in kinds]
+    weights = accumulate(kind.early_weight if early else kind.weight for kind in known)
+    return [kind.name for kind in known], list(weights)
 
 
 def _turns(kind: str, setting: Setting, rng: Random) -> tuple[Turn, ...]:
@@ -59,8 +69,11 @@ def _turns(kind: str, setting: Setting, rng: Random) -> tuple[Turn, ...]:
 
 
 def _about_one_picture(kind: str, setting: Setting, rng: Random) -> tuple[Turn, ...]:
-    scene, question = invent(kind, rng, setting.longest)
-    picture = draw(scene, kind, rng, setting.largest, setting.held_out_fonts, crop=setting.training)
+    scene, question = _invent(kind, setting, rng)
+    largest = setting.largest
+    if setting.training and isinstance(scene, BarChart | Receipt) and rng.random() < 0.5:
+        largest = min(largest, _SMALL_PAGE)
+    picture = draw(scene, kind, rng, largest, setting.held_out_fonts, crop=setting.training)
     if picture.scene is not scene:  # cut
         scene = picture.scene
         question = further_question([], scene, rng) or question
@@ -73,15 +86,34 @@ def _about_one_picture(kind: str, setting: Setting, rng: Random) -> tuple[Turn, 
     return tuple(turns)
 
 
+def _invent(kind: str, setting: Setting, rng: Random) -> tuple[Scene, Question]:
+    if kind in CHART_KINDS and setting.ease > 0 and rng.random() < setting.ease:
+        scene = invent_chart(rng, easy=True)
+        if question := ask(kind, scene, rng):
+            return scene, question
+    return invent(kind, rng, setting.longest)
+
+
 def _questions(scene: Scene, first: Question, setting: Setting, rng: Random) -> list[Question]:
-    """The first, in training often with others, in an order in which none gives away the next."""
+    """The first, in training often with others: after one that lists all, or before some that it does not answer."""
+    if not setting.training or first.tells_all:
+        return [first]
+    if first.kind in _ALL_BY_KIND and rng.random() < _AFTER_ALL:
+        everything = _everything(rng.choice(_ALL_BY_KIND[first.kind]), scene, rng)
+        return [first] if everything is None else [everything, first]
     questions = [first]
-    wanted = rng.choices((0, 1, 2), (30, 35, 35))[0] if setting.training and not first.tells_all else 0
-    for _ in range(wanted):
+    for _ in range(rng.choices((0, 1, 2), (30, 35, 35))[0]):
         another = further_question(questions, scene, rng)
         if another is not None:
             questions.append(another)
     return questions
+
+
+def _everything(kind: str, scene: Scene, rng: Random) -> Question | None:
+    """A question for all there is to see, None where that is too much or has no order."""
+    if isinstance(scene, Figures) and scene.arrangement not in ("row", "column"):
+        return None
+    return ask(kind, scene, rng)
 
 
 def _about_nothing(setting: Setting, rng: Random) -> Turn:

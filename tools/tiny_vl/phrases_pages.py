@@ -1,5 +1,7 @@
 """Questions about letter grids, charts and receipts, and about several pictures."""
 
+from tools.tiny_vl import phrases_lists
+
 PATTERNS: dict[str, tuple[str, ...]] = {
     "cell": (
         "Row {r} column {c}?",
@@ -182,3 +184,4 @@ PATTERNS["shortest"] = tuple(
     .replace("wins", "loses")
     for line in PATTERNS["tallest"]
 )
+PATTERNS |= phrases_lists.PATTERNS

@@ -1,6 +1,6 @@
 """Signs, letter grids, charts and receipts, and questions about them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from tools.tiny_vl.phrasebook import NUMBERS, ORDINALS
@@ -23,7 +23,10 @@ TEXT_BY_KIND: dict[str, Callable[[int, Random], str]] = {
     "read-small": unambiguous_string,
     "read-look-alike": look_alike_string,
 }
-PAGE_KINDS = frozenset((*TEXT_BY_KIND, "grid-dense", "grid-loose", "tallest", "shortest", "total", "price-of"))
+CHART_KINDS = frozenset(("tallest", "shortest", "bar-labels", "bar-order", "count-bars"))
+RECEIPT_KINDS = frozenset(("total", "price-of", "items", "prices"))
+PAGE_KINDS = frozenset((*TEXT_BY_KIND, "grid-dense", "grid-loose")) | CHART_KINDS | RECEIPT_KINDS
+LONGEST_LIST = 28  # characters of an answer that lists things: what clients allow a short answer, with room to spare
 _GAP = 0.13  # between any two bars, as a share of the tallest
 
 
@@ -33,7 +36,7 @@ def invent_page(kind: str, rng: Random, longest: int = 10) -> Sign | LetterGrid 
         return Sign(TEXT_BY_KIND[kind](longest, rng))
     if kind.startswith("grid"):
         return _invent_grid(kind == "grid-dense", rng)
-    return _invent_chart(rng) if kind in ("tallest", "shortest") else _invent_receipt(rng)
+    return invent_chart(rng) if kind in CHART_KINDS else _invent_receipt(rng)
 
 
 def _invent_grid(dense: bool, rng: Random) -> LetterGrid:
@@ -52,15 +55,16 @@ def _invent_grid(dense: bool, rng: Random) -> LetterGrid:
     return LetterGrid(tuple(rows), dense)
 
 
-def _invent_chart(rng: Random) -> BarChart:
-    count = rng.randint(2, 5)
+def invent_chart(rng: Random, easy: bool = False) -> BarChart:
+    """Two to five bars; an easy chart has two or three, of heights far apart."""
+    count, gap = (rng.randint(2, 3), 0.3) if easy else (rng.randint(2, 5), _GAP)
     labels: list[str] = []
     while len(labels) < count:
         if (label := _label(rng)) not in labels:
             labels.append(label)
-    spare = 0.85 - _GAP * (count - 1)
+    spare = 0.85 - gap * (count - 1)
     drops = sorted(rng.uniform(0, spare) for _ in range(count - 1))
-    heights = [1.0] + [1.0 - drop - _GAP * (place + 1) for place, drop in enumerate(drops)]
+    heights = [1.0] + [1.0 - drop - gap * (place + 1) for place, drop in enumerate(drops)]
     rng.shuffle(heights)
     return BarChart(tuple(labels), tuple(heights))
 
@@ -99,22 +103,47 @@ def price(cents: int) -> str:
     return f"{cents // 100}.{cents % 100:02}"
 
 
-def ask_page(kind: str, scene: Sign | LetterGrid | BarChart | Receipt, rng: Random) -> Question:
-    """A question of that kind, which must suit the scene."""
+def ask_page(kind: str, scene: Sign | LetterGrid | BarChart | Receipt, rng: Random) -> Question | None:
+    """A question of that kind, which must suit the scene; None where the answer would be too long."""
     match scene:
         case Sign(text):
-            return Question(kind, "read", text, tells_all=True)
+            return Question(kind, "see" if rng.random() < 0.12 else "read", text, tells_all=True)
         case LetterGrid(rows):
             row, column = rng.randrange(len(rows)), rng.randrange(len(rows[0]))
             return Question(kind, "cell", rows[row][column], _cell_fields(row, column, rng))
-        case BarChart(labels, heights):
-            place = heights.index((max if kind == "tallest" else min)(heights))
-            return Question(kind, kind, labels[place])
-        case Receipt(items):
-            if kind == "total":
-                return Question(kind, kind, price(scene.total))
-            name, cents = rng.choice(items)
-            return Question(kind, kind, price(cents), {"a": name})
+        case BarChart():
+            return _ask_chart(kind, scene, rng)
+        case Receipt():
+            return _ask_receipt(kind, scene, rng)
+
+
+def _ask_chart(kind: str, chart: BarChart, rng: Random) -> Question | None:
+    if kind == "count-bars":
+        return Question(kind, kind, str(len(chart.labels)))
+    if kind == "bar-labels":
+        return listing(kind, kind, chart.labels)
+    rising = [label for _, label in sorted(zip(chart.heights, chart.labels, strict=True))]
+    if kind == "bar-order":
+        falls = rng.random() < 0.5
+        return listing(kind, "bars-falling" if falls else "bars-rising", rising[::-1] if falls else rising, True)
+    return Question(kind, kind, rising[-1 if kind == "tallest" else 0])
+
+
+def _ask_receipt(kind: str, receipt: Receipt, rng: Random) -> Question | None:
+    if kind == "total":
+        return Question(kind, kind, price(receipt.total))
+    if kind == "items":
+        return listing(kind, kind, [name for name, _ in receipt.items])
+    if kind == "prices":
+        return listing(kind, kind, [f"{name} {price(cents)}" for name, cents in receipt.items], True)
+    name, cents = rng.choice(receipt.items)
+    return Question(kind, kind, price(cents), {"a": name})
+
+
+def listing(kind: str, topic: str, things: Sequence[str], tells_all: bool = False) -> Question | None:
+    """A question for several things in order; None if they are too long to list."""
+    answer = ", ".join(things)
+    return Question(kind, topic, answer, tells_all=tells_all) if len(answer) <= LONGEST_LIST else None
 
 
 def _cell_fields(row: int, column: int, rng: Random) -> dict[str, str]:
@@ -125,7 +154,7 @@ def _cell_fields(row: int, column: int, rng: Random) -> dict[str, str]:
 
 
 def page_kinds(scene: Sign | LetterGrid | BarChart | Receipt) -> tuple[str, ...]:
-    """Kinds that can be asked about the scene, one of them as often as it stands there."""
+    """Kinds that can be asked about the scene after another, one of them as often as it stands there; no extras."""
     match scene:
         case Sign():
             return ()

@@ -5,12 +5,14 @@ from random import Random
 
 from tools.tiny_vl.draw_paper import LARGEST
 from tools.tiny_vl.families import KINDS
-from tools.tiny_vl.phrasebook import say
+from tools.tiny_vl.phrasebook import BOOK, say
 from tools.tiny_vl.phrases_text import HELD_OUT_SYSTEM_PROMPTS, SYSTEM_PROMPTS
 from tools.tiny_vl.question import Question
 
 _FIRST_KINDS = ("read", "read-words", "name", "shape-of", "colour-of", "count-all", "echo", "greeting")
 _SEVERAL = ("multi-image", "which-image", "multi-turn")
+_ALBUMS = ("all-say", "all-show")
+_REMARKS = 0.05  # share of questions that come with one
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,8 @@ class Setting:
 
     longest: most characters on a sign
     largest: longest side of a lone picture, in pixels
+    ease: share of charts and of questions about several pictures that are easy: few bars or pictures, short texts,
+        nothing that nearly is the right answer
     """
 
     training: bool = False
@@ -26,9 +30,15 @@ class Setting:
     held_out_fonts: bool = False
     longest: int = 10
     largest: int = LARGEST
+    ease: float = 0.0
 
     def say(self, question: Question, rng: Random, pic: str | None = None) -> str:
-        return say(question.topic, rng, question.fields, self.held_out_phrasing, pic)
+        """The question in words, now and then beside a remark that has nothing to do with the answer."""
+        text = say(question.topic, rng, question.fields, self.held_out_phrasing, pic)
+        if rng.random() >= _REMARKS:
+            return text
+        remark = BOOK["remark"].draw(rng, self.held_out_phrasing)
+        return f"{text} {remark}" if text.endswith("?") and rng.random() < 0.35 else f"{remark} {text}"
 
     def phrase(self, topic: str, rng: Random) -> str:
         return say(topic, rng, None, self.held_out_phrasing)
@@ -46,17 +56,19 @@ class Setting:
         return rng.choice(HELD_OUT_SYSTEM_PROMPTS if self.held_out_phrasing else SYSTEM_PROMPTS)
 
 
+_ALL = frozenset(KINDS)
 # The beginnings of training: a picture with one or two characters on it teaches most a second (see the model card).
 _STAGES = (  # until which progress; longest text; longest side; kinds
-    (0.05, 2, 84, {name for name in KINDS if name in _FIRST_KINDS}),
-    (0.08, 4, 168, {name for name, kind in KINDS.items() if kind.family not in _SEVERAL}),
-    (0.13, 5, 224, set(KINDS)),
+    (0.05, 2, 84, frozenset(_FIRST_KINDS)),
+    (0.08, 4, 168, frozenset(k.name for k in KINDS.values() if k.family not in _SEVERAL and k.name not in _ALBUMS)),
+    (0.13, 5, 224, _ALL),
 )
 
 
 def training_setting(progress: float) -> tuple[Setting, frozenset[str]]:
     """The setting at that share of the training, and the kinds of question by then."""
+    ease = max(0.0, 0.75 - 1.25 * progress)  # half of them at a fifth, none from three fifths on
     for until, longest, largest, kinds in _STAGES:
         if progress < until:
-            return Setting(training=True, longest=longest, largest=largest), frozenset(kinds)
-    return Setting(training=True), frozenset(KINDS)
+            return Setting(training=True, longest=longest, largest=largest, ease=ease), kinds
+    return Setting(training=True, ease=ease), _ALL
