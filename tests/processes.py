@@ -24,19 +24,33 @@ from triptych.router.link import KnownWorker
 from triptych.router.server import RouterServer
 
 START_SECONDS = 300.0
+WORKER_MODULE = "triptych.cluster.worker"
+_NOTHING_MORE: Mapping[str, str] = {}
 
 
 class WorkerProcess:
     """One worker process; `kill` ends it without warning."""
 
-    def __init__(self, worker_id: str, roles: frozenset[Role], settings: Settings, config: Path, log: Path) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        roles: frozenset[Role],
+        settings: Settings,
+        config: Path,
+        log: Path,
+        module: str = WORKER_MODULE,
+        environment: Mapping[str, str] = _NOTHING_MORE,
+    ) -> None:
+        """module: what is run, with the command line of triptych.cluster.worker; environment: on top of ours."""
         self.worker_id = worker_id
         self.roles = roles
         self._log = log.open("w")
-        command = [sys.executable, "-m", "triptych.cluster.worker", "--roles", ",".join(sorted(roles))]
+        command = [sys.executable, "-m", module, "--roles", ",".join(sorted(roles))]
         command += ["--model", settings.serve.model, "--device", settings.serve.device, "--dtype", settings.serve.dtype]
         command += ["--worker-id", worker_id, "--config", str(config)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True)
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=os.environ | environment
+        )
         self._log_path = log
 
     @property
@@ -73,12 +87,24 @@ class WorkerProcess:
 class ProcessCluster:
     """Workers of a topology as processes, a router in this one; `url` answers once the constructor returns."""
 
-    def __init__(self, settings: Settings, folder: Path, tables: Mapping[str, Mapping[str, object]]) -> None:
-        """tables: the settings that differ from the defaults, as the workers' TOML file has them."""
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        tables: Mapping[str, Mapping[str, object]],
+        module: str = WORKER_MODULE,
+        environment: Mapping[str, str] = _NOTHING_MORE,
+    ) -> None:
+        """tables: the settings that differ from the defaults, as the workers' TOML file has them.
+
+        module, environment: the workers', as WorkerProcess has them
+        """
         config = folder / "settings.toml"
         config.write_text(toml_of(tables))
         self._processes = [
-            WorkerProcess(f"worker-{index}", roles, settings, config, folder / f"worker-{index}.log")
+            WorkerProcess(
+                f"worker-{index}", roles, settings, config, folder / f"worker-{index}.log", module, environment
+            )
             for index, roles in enumerate(TOPOLOGIES[settings.serve.topology])
         ]
         self.router = RouterServer(settings, load_card(settings.serve.model, settings.serve.dtype))
@@ -107,7 +133,8 @@ class ProcessCluster:
         found = []
         for worker in self.workers:
             with grpc.insecure_channel(worker.endpoint.address, options=wire.CHANNEL_OPTIONS) as channel:
-                status = WorkerStub(channel).Status(worker_pb2.StatusRequest(check_invariants=True), timeout=10)
+                stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
+                status = stub.Status(worker_pb2.StatusRequest(check_invariants=True), timeout=10)
             if status.violation or not status.idle:
                 found.append(f"{worker.worker_id}: {status.violation or 'not idle'}")
         return found
