@@ -1,7 +1,7 @@
 # make serve       start the embedded model on http://127.0.0.1:8000 (ARGS="--port 9000" and more: triptych serve --help)
 # make test        all tests that need no GPU (ARGS="-k sampling")
 # make check       lint, format, types
-# make demo        start a server, ask three questions about pictures, show where the time went
+# make demo        start a server, ask about pictures in tests/data, show answers and where the time went
 # make bench       three tiers against one process, on this machine; writes bench/results/
 # make test-gpu    tests that need an NVIDIA GPU, with the PYTHON that has torch for it
 # make proto       generate triptych/pb again after a change in proto/

@@ -54,10 +54,11 @@ def test_every_picture_is_asked_about() -> None:
     assert asked == set(PICTURES)
 
 
-def test_the_demo_reads_a_sign_names_a_shape_and_compares_two_pictures() -> None:
+def test_the_demo_reads_a_sign_names_a_shape_compares_two_pictures_and_reads_a_chart() -> None:
     demo = [question for question in QUESTIONS if question.demo]
-    assert len(demo) == 3
-    assert sorted(len(question.images) for question in demo) == [1, 1, 2]
+    drawn = [type(PICTURES[question.images[0]]).__name__ for question in demo]
+    assert drawn == ["Sign", "Shapes", "Sign", "BarChart"]
+    assert [len(question.images) for question in demo] == [1, 1, 2, 1]
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: f"{'+'.join(question.images)}: {question.text}")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -21,7 +22,15 @@ RED: Colour = (220, 40, 40)
 GREEN: Colour = (30, 140, 60)
 BLUE: Colour = (40, 60, 220)
 PURPLE: Colour = (120, 50, 160)
+YELLOW: Colour = (250, 220, 30)
+INK: Colour = (25, 25, 35)
 PAPER: Colour = (250, 250, 250)
+
+
+class Picture(Protocol):
+    """What can be drawn."""
+
+    def draw(self) -> Image.Image: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,68 @@ class Shapes:
         return image
 
 
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Rows of letters, evenly spread over white paper."""
+
+    size: tuple[int, int]
+    rows: tuple[str, ...]
+    font_pixels: int
+
+    def draw(self) -> Image.Image:
+        image = Image.new("RGB", self.size, PAPER)
+        canvas, font = ImageDraw.Draw(image), ImageFont.load_default(self.font_pixels)
+        down = self.size[1] / len(self.rows)
+        for row, letters in enumerate(self.rows):
+            across = self.size[0] / len(letters)
+            for column, letter in enumerate(letters):
+                middle = (across * (column + 0.5), down * (row + 0.5))
+                canvas.text(middle, letter, fill=INK, font=font, anchor="mm")
+        return image
+
+
+@dataclass(frozen=True, slots=True)
+class BarChart:
+    """Bars on a line, their labels below it."""
+
+    size: tuple[int, int]
+    bars: tuple[tuple[str, int], ...]  # label, height in pixels
+    font_pixels: int
+    colour: Colour
+
+    def draw(self) -> Image.Image:
+        width, height = self.size
+        image = Image.new("RGB", self.size, PAPER)
+        canvas, font = ImageDraw.Draw(image), ImageFont.load_default(self.font_pixels)
+        floor, pitch = height - self.font_pixels - 8, width / len(self.bars)
+        for place, (label, tall) in enumerate(self.bars):
+            middle = pitch * (place + 0.5)
+            canvas.rectangle((middle - pitch * 0.3, floor - tall, middle + pitch * 0.3, floor), fill=self.colour)
+            canvas.text((middle, floor + 4), label, fill=INK, font=font, anchor="mt")
+        canvas.line((4, floor, width - 5, floor), fill=INK, width=2)
+        return image
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Names on the left, prices on the right, the last line the total."""
+
+    size: tuple[int, int]
+    lines: tuple[tuple[str, str], ...]
+    font_pixels: int
+
+    def draw(self) -> Image.Image:
+        width, height = self.size
+        image = Image.new("RGB", self.size, PAPER)
+        canvas, font = ImageDraw.Draw(image), ImageFont.load_default(self.font_pixels)
+        lead = height / len(self.lines)
+        for place, (name, price) in enumerate(self.lines):
+            middle = lead * (place + 0.5)
+            canvas.text((10, middle), name, fill=INK, font=font, anchor="lm")
+            canvas.text((width - 10, middle), price, fill=INK, font=font, anchor="rm")
+        return image
+
+
 def _circle() -> list[Point]:
     return [(math.cos(math.tau * step / 180), math.sin(math.tau * step / 180)) for step in range(180)]
 
@@ -85,23 +156,46 @@ def _diamond() -> list[Point]:
     return [(0, -1), (1, 0), (0, 1), (-1, 0)]
 
 
+def _star() -> list[Point]:
+    turns = [(math.pi / 5 * step, 0.45 if step % 2 else 1.0) for step in range(10)]
+    return [(reach * math.sin(angle), -reach * math.cos(angle)) for angle, reach in turns]
+
+
 OUTLINES: Mapping[str, Callable[[], list[Point]]] = {
     "circle": _circle,
     "square": _square,
     "triangle": _triangle,
     "diamond": _diamond,
+    "star": _star,
 }
 
-PICTURES: Mapping[str, Sign | Shapes] = {
+PICTURES: Mapping[str, Picture] = {
     "sign-selfie.png": Sign("selfie", (140, 84), 52, (20, 30, 90), (245, 240, 225)),
     "sign-tea.png": Sign("TEA", (112, 56), 36, (255, 250, 220), (30, 110, 60)),
     "sign-bus.png": Sign("BUS", (112, 56), 36, (255, 255, 255), (200, 30, 30)),
     "sign-bread.png": Sign("BREAD", (168, 84), 48, (240, 240, 200), (12, 60, 90)),
     # Off the model's 28-pixel grid, so that it is resized, and a JPEG.
     "sign-cafe.jpg": Sign("CAFE", (150, 90), 47, (255, 255, 255), (200, 30, 30)),
+    # Says what sign-tea.png says, and looks another way.
+    "sign-tea-white.png": Sign("TEA", (140, 84), 50, (150, 30, 110), (250, 250, 250)),
     "red-circle.png": Shapes((112, 112), (Shape("circle", RED, (56, 56), 38),)),
     "two-shapes.png": Shapes((168, 112), (Shape("circle", RED, (40, 56), 28), Shape("square", BLUE, (124, 56), 28))),
+    # The same two shapes and colours, the other way round: only who knows which belongs to which can tell.
+    "two-shapes-other.png": Shapes(
+        (168, 112), (Shape("circle", BLUE, (40, 56), 28), Shape("square", RED, (124, 56), 28))
+    ),
+    "three-shapes.png": Shapes(
+        (168, 168),
+        (
+            Shape("star", YELLOW, (44, 48), 32),
+            Shape("circle", PURPLE, (122, 60), 28),
+            Shape("triangle", GREEN, (76, 128), 28),
+        ),
+    ),
     "tower.png": Shapes((112, 168), (Shape("triangle", GREEN, (56, 40), 28), Shape("diamond", PURPLE, (56, 124), 28))),
+    "letters.png": Letters((168, 140), ("K7XA", "4BRT", "HZ2M"), 30),
+    "chart.png": BarChart((196, 140), (("TEA", 48), ("MILK", 70), ("EGG", 96), ("JAM", 28)), 18, BLUE),
+    "receipt.png": Receipt((168, 112), (("TEA", "2.50"), ("CAKE", "3.40"), ("TOTAL", "5.90")), 24),
 }
 
 

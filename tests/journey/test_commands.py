@@ -71,7 +71,8 @@ def serving() -> Iterator[Serving]:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "triptych.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    environment = {**os.environ, "TRIPTYCH_SERVE_RAY": "local"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment)
 
 
 def test_one_line_says_that_it_is_ready(serving: Serving) -> None:
@@ -121,6 +122,13 @@ def test_the_openai_client_gets_an_answer_streamed_and_not(serving: Serving) -> 
     assert refused.value.code == "invalid_image" or refused.value.code == "unsupported_image_format"
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="other", messages=messages)
+
+
+def test_the_demo_gets_right_answers_and_shows_where_the_time_went() -> None:
+    shown = run("demo")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "4 of 4 answers are as expected" in shown.stdout
+    assert shown.stdout.count("prefill") >= 4
 
 
 def test_a_taken_port_is_said_at_once() -> None:
