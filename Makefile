@@ -4,6 +4,8 @@
 # make demo        start a server, ask about pictures in tests/data, show answers and where the time went
 # make bench       three tiers against one process, on this machine; writes bench/results/
 # make test-gpu    tests that need an NVIDIA GPU, with the PYTHON that has torch for it
+# make tiny-vl     make the embedded model on one NVIDIA GPU, from nothing or from where this command was stopped
+# make eval        ask the embedded model all that docs/tiny-vl.md has figures of, and print them; writes bench/results/
 # make proto       generate triptych/pb again after a change in proto/
 # make clean       remove .venv and build
 PYTHON ?= python3
@@ -11,8 +13,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
+# What tools/tiny_vl draws with, for a PYTHON without it. Their files alone are wanted, nothing that the packages need.
+FONTS  := font-caladea font-fredoka-one font-hanken-grotesk font-manrope font-source-sans-pro font-source-serif-pro matplotlib
+
 .DEFAULT_GOAL := help
-.PHONY: help serve test check demo bench test-gpu proto links clean
+.PHONY: help serve test check demo bench test-gpu tiny-vl eval proto links clean
 .DELETE_ON_ERROR:
 
 help:
@@ -48,6 +53,22 @@ test-gpu:
 	$(PYTHON) -c 'import triptych.services' 2>/dev/null || \
 	  $(PYTHON) -m pip install -q --no-deps --no-build-isolation -e .
 	$(PYTHON) -m pytest -m gpu tests/gpu $(ARGS)
+
+# No virtual environment here either. ARGS="--seconds 600" ends a leg after that long: the same command begins the next one
+# from what build/tiny-vl holds, until all steps are done and the model takes the embedded one's place.
+tiny-vl:
+	$(PYTHON) -c 'import triptych.multimodal' 2>/dev/null || \
+	  $(PYTHON) -m pip install -q --no-deps --no-build-isolation -e .
+	$(PYTHON) -c 'from tools.tiny_vl.fonts import FACES, HELD_OUT; [face.path() for face in FACES + HELD_OUT]' 2>/dev/null || \
+	  $(PYTHON) -m pip install -q --no-deps -c constraints.txt $(FONTS)
+	$(PYTHON) -m tools.tiny_vl train --device cuda --graph --state build/tiny-vl --output triptych/models/tiny_vl $(ARGS)
+
+# The second figures are wanted even where the first are below their bounds; what is below one fails in the end.
+eval: $(STAMP)
+	@status=0; \
+	$(BIN)/python -m tools.tiny_vl evaluate $(ARGS) || status=1; \
+	$(BIN)/python -m tests.tiny_vl.measure_faults $(ARGS) || status=1; \
+	exit $$status
 
 proto: $(STAMP)
 	$(BIN)/python tools/generate_proto.py
