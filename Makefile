@@ -5,7 +5,7 @@
 # make bench       three tiers against one process, on this machine; writes bench/results/
 # make test-gpu    tests that need an NVIDIA GPU, with the PYTHON that has torch for it
 # make tiny-vl     make the embedded model on one NVIDIA GPU, from nothing or from where this command was stopped
-# make eval        ask the embedded model all that docs/tiny-vl.md has figures of, and print them; writes bench/results/
+# make eval        ask the embedded model all that docs/tiny-vl.md has figures of; prints, writes them there and to bench/results/
 # make proto       generate triptych/pb again after a change in proto/
 # make clean       remove .venv and build
 PYTHON ?= python3
@@ -68,6 +68,7 @@ eval: $(STAMP)
 	@status=0; \
 	$(BIN)/python -m tools.tiny_vl evaluate $(ARGS) || status=1; \
 	$(BIN)/python -m tests.tiny_vl.measure_faults $(ARGS) || status=1; \
+	$(BIN)/python -m tools.tiny_vl card || status=1; \
 	exit $$status
 
 proto: $(STAMP)

@@ -1,10 +1,10 @@
-"""python -m tools.tiny_vl train | export | evaluate | sheet [PNG]"""
+"""python -m tools.tiny_vl train | export | evaluate | card | sheet [PNG]"""
 
 import sys
 from importlib import import_module
 from pathlib import Path
 
-_COMMANDS = ("train", "export", "evaluate", "sheet")
+_COMMANDS = ("train", "export", "evaluate", "card", "sheet")
 _SHEET = Path(__file__).resolve().parents[2] / "docs/tiny-vl-samples.png"
 
 

@@ -1,15 +1,22 @@
-"""The model card's table: exact match by family and by kind of question, each with its interval."""
+"""The model card's tables: exact match by family and kind of question, and faults that show, each with its interval."""
 
 from collections.abc import Iterator, Mapping
 
 from tools.tiny_vl.intervals import Tally, merged, wilson
 
 _HEAD = "| family | question | right | exact match | 95 % interval | bound |\n|---|---|---|---|---|---|"
+_FAULT_HEAD = "| fault | where it shows | noticed | share | 95 % interval | bound |\n|---|---|---|---|---|---|"
+_FIRST_TOKENS = "first tokens, "
 
 
 def markdown(tallies: Mapping[str, Mapping[str, Tally]]) -> str:
     """tallies: family -> kind -> tally. A family's own row has its mean; its worst kind is named there."""
     return "\n".join([_HEAD, *_rows(tallies)])
+
+
+def fault_markdown(tallies: Mapping[str, Mapping[str, Tally]]) -> str:
+    """tallies: fault -> where it shows -> tally; what is told by family ("first tokens, chart") becomes one row."""
+    return "\n".join([_FAULT_HEAD, *_fault_rows(tallies)])
 
 
 def worst_kind(kinds: Mapping[str, Tally]) -> str:
@@ -28,6 +35,16 @@ def _rows(tallies: Mapping[str, Mapping[str, Tally]]) -> Iterator[str]:
         yield _row(f"**{family}**", label, merged(kinds.values()), strong=True)
         for kind, tally in kinds.items():
             yield _row("", kind, tally)
+
+
+def _fault_rows(tallies: Mapping[str, Mapping[str, Tally]]) -> Iterator[str]:
+    for fault, places in tallies.items():
+        yield from (_row(fault, place, places[place]) for place in places if not place.startswith(_FIRST_TOKENS))
+        families = {place: places[place] for place in places if place.startswith(_FIRST_TOKENS)}
+        if families:
+            worst = worst_kind(families)
+            told = f"worst: {worst.removeprefix(_FIRST_TOKENS)} {_percent(families[worst].share)}"
+            yield _row(fault, f"first tokens, {len(families)} families; {told}", merged(families.values()))
 
 
 def _row(family: str, label: str, tally: Tally, strong: bool = False) -> str:
