@@ -300,7 +300,7 @@ _MOST_UINT32 = (1 << 32) - 1
 
 # Both ends belong to them, as float32, which is what the wire carries. Within them no product, quotient or sum with
 # logits of any sane model leaves float32.
-_SAMPLING_RANGES: Mapping[str, tuple[float, float]] = {
+SAMPLING_RANGES: Mapping[str, tuple[float, float]] = {
     "temperature": (0, 100),
     "top_p": (0, 1),
     "top_k": (0, _MOST_UINT32),
@@ -339,7 +339,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _SAMPLING_RANGES.items():
+        for name, (least, most) in SAMPLING_RANGES.items():
             _require_range(name, getattr(self, name), least, most)
         if self.top_p == 0:
             raise InvalidRecord("sampling has top_p 0, expected more: nothing would be left to draw")

@@ -148,6 +148,15 @@ def test_a_folder_without_weights_is_named(folder: Path) -> None:
         ("config.json", {"text_config": {"vocab_size": 448}}, "max_position_embeddings is None"),
         ("generation_config.json", {"eos_token_id": "2"}, "eos_token_id is '2'"),
         ("generation_config.json", {"top_p": "high"}, "top_p 'high'"),
+        ("generation_config.json", {"temperature": -0.5}, "temperature -0.5, expected 0 to 100"),
+        ("generation_config.json", {"temperature": 101}, "temperature 101, expected 0 to 100"),
+        ("generation_config.json", {"temperature": float("nan")}, "temperature nan, expected 0 to 100"),
+        ("generation_config.json", {"top_p": 1.5}, "top_p 1.5, expected 0 to 1"),
+        ("generation_config.json", {"min_p": -0.1}, "min_p -0.1, expected 0 to 1"),
+        ("generation_config.json", {"top_k": -2}, "top_k -2, expected -1, 0"),
+        ("generation_config.json", {"top_k": 2.5}, "top_k 2.5, expected -1, 0"),
+        ("generation_config.json", {"top_k": float("inf")}, "top_k inf, expected -1, 0"),
+        ("generation_config.json", {"repetition_penalty": 0}, "repetition_penalty 0, expected 0.01 to 100"),
     ],
 )
 def test_a_value_that_cannot_work_is_named(folder: Path, file: str, changes: Mapping[str, Any], message: str) -> None:
@@ -195,6 +204,19 @@ def test_a_chat_template_is_found_wherever_transformers_looks(folder: Path) -> N
 def test_default_sampling_is_what_generation_config_sets(folder: Path) -> None:
     rewrite(folder / "generation_config.json", temperature=0.5, top_k=7, do_sample=True, max_new_tokens=3)
     assert load_card(str(folder), "auto").default_sampling == {"temperature": 0.5, "top_k": 7}
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"temperature": 0, "top_p": 0, "top_k": -1, "min_p": 0, "repetition_penalty": 0.01},
+        {"temperature": 100, "top_p": 1.0, "top_k": (1 << 32) - 1, "min_p": 1, "repetition_penalty": 100.0},
+        {"top_k": 50.0},
+    ],
+)
+def test_default_sampling_may_lie_on_the_ends_of_its_range(folder: Path, chosen: Mapping[str, float]) -> None:
+    rewrite(folder / "generation_config.json", **chosen)
+    assert load_card(str(folder), "auto").default_sampling == chosen
 
 
 def test_an_image_processor_nested_in_processor_config_counts_first(folder: Path) -> None:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from triptych.errors import ConfigError
+from triptych.journey import SAMPLING_RANGES
 from triptych.models.adapter import Adapter, adapter_for
 from triptych.models.checkpoint import read_header, weights_files
 from triptych.models.config_values import read_json, read_optional_json, text_config, whole_number
@@ -157,11 +158,18 @@ def _chat_template(folder: Path) -> str:
 
 
 def _default_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
-    chosen = {}
-    for name in _SAMPLING_NAMES:
-        value = generation.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float | None):
-            raise ConfigError(f"generation_config.json has {name} {value!r}, expected a number")
-        if value is not None:
-            chosen[name] = value
-    return chosen
+    """Checked at load: else every request would fail of them, or be answered otherwise than the file says."""
+    named = {name: generation.get(name) for name in _SAMPLING_NAMES}
+    return {name: _sampling_value(name, value) for name, value in named.items() if value is not None}
+
+
+def _sampling_value(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"generation_config.json has {name} {value!r}, expected a number")
+    least, most = SAMPLING_RANGES[name]
+    if name == "top_k":
+        if value != -1 and not (least <= value <= most and value == int(value)):
+            raise ConfigError(f"generation_config.json has top_k {value!r}, expected -1, 0 (off) or a whole number")
+    elif not least <= value <= most:
+        raise ConfigError(f"generation_config.json has {name} {value!r}, expected {least:g} to {most:g}")
+    return value
