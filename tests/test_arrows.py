@@ -72,7 +72,11 @@ BANNED_EVERYWHERE = {
 }
 
 # Decisions and bookkeeping that must run, and be tested, without a device.
-WITHOUT_TORCH = ("engine.blocks", "engine.scheduler", "engine.sequence", "engine.encoder_scheduler", "transfer.leases")
+WITHOUT_TORCH = (
+    *("engine.blocks", "engine.scheduler", "engine.sequence", "engine.block_keys", "engine.prefix_index"),
+    *("engine.windows", "engine.decode_places", "engine.encoder_scheduler", "engine.encoder_waiting"),
+    *("engine.encoder_budgets", "engine.encoder_buckets", "engine.store_entry", "transfer.leases"),
+)
 ONLY_PILLOW = "multimodal.canonical"
 OPTIONAL_HARDWARE = {"cuda", "triton", "nixl", "flashinfer", "pynvml"}
 BY_NAME = {"import_module", "__import__"}

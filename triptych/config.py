@@ -97,12 +97,20 @@ class EncoderSettings:
     max_items_per_batch: int = 16
     max_encoder_tokens_per_batch: int = 16_384  # pre-merge patches; raised to the largest single item
     arena_bytes: int = 256 * MIB  # encoded rows, kept until released and reused while room lasts
+    output_bytes: int = 0  # rows being made or read at once; 0: derived from the largest item and the batch's tokens
+    host_cache_bytes: int = 0  # host memory for rows that had to leave the arena; 0: none
+    gpu_jpeg: str = "auto"  # decode JPEG files on the GPU. auto: where it is there, and the dtype has 16 bits; on, off
+    graphs: str = "auto"  # replay the tower's blocks as CUDA graphs. auto: on CUDA; on, off
     preprocess_threads: int = 2
     max_queued_items: int = 4096
 
     def __post_init__(self) -> None:
         names = ("max_items_per_batch", "max_encoder_tokens_per_batch", "arena_bytes", "preprocess_threads")
         _require_positive("encoder", self, *names, "max_queued_items")
+        for name in ("output_bytes", "host_cache_bytes"):
+            _require(getattr(self, name) >= 0, f"encoder.{name}", getattr(self, name), "0 or more")
+        for name in ("gpu_jpeg", "graphs"):
+            _require_choice(f"encoder.{name}", getattr(self, name), ("auto", "on", "off"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +122,7 @@ class LanguageSettings:
     kv_bytes: int = 512 * MIB
     prefill_chunk_tokens: int = 2048  # per step, over all prompts
     max_sequences: int = 64  # decoding at once
+    prefix_cache: bool = True  # reuse the KV of an equal beginning, text and images alike
     landing_bytes: int = 256 * MIB  # embedding rows pulled in and not yet fused; raised to one whole context
 
     def __post_init__(self) -> None:

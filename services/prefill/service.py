@@ -15,7 +15,7 @@ from triptych.pb import common_pb2
 from triptych.pb import prefill_pb2 as pb
 from triptych.pb.prefill_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
 from triptych.services.guard import Door, deadline_of, first_part, streaming, work_key
-from triptych.services.prefill.worker import Accepted, FirstTokens, PrefillEvent, PrefillWorker
+from triptych.services.prefill.worker import FirstTokens, Granted, PrefillEvent, PrefillWorker
 from triptych.services.site import Language, Site
 
 
@@ -88,12 +88,15 @@ def _job(start: pb.PrefillStart) -> PrefillJob:
         generated=generated,
         deadline=deadline_of(start.envelope),
         keep_kv=start.decode_follows,
+        cache_salt=start.cache_salt,
     )
 
 
 def _reply(event: PrefillEvent) -> pb.PrefillReply:
-    if isinstance(event, Accepted):
-        return pb.PrefillReply(accepted=pb.Accepted())
+    if isinstance(event, Granted):
+        window = event.window
+        accepted = pb.Accepted(items=window.items, cached_tokens=window.cached_tokens, more=not window.last)
+        return pb.PrefillReply(accepted=accepted)
     if isinstance(event, KVRef):
         return pb.PrefillReply(kv=wire.kv_ref_to_pb(event))
     if isinstance(event, FirstTokens):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from triptych.engine.loop import PrefillJob
+from triptych.engine.jobs import PrefillJob, Window
 from triptych.errors import InternalError, LayoutMismatch, TriptychError
 from triptych.journey import BlockRef, EmbeddingRef, KVRef, RequestId, Role, Shard, Token
 from triptych.services.site import KV_ARENA, Language, RoleWorker, Site
@@ -19,8 +19,10 @@ _PULL_THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """Landing rows and blocks are reserved."""
+class Granted:
+    """Blocks and the window's landing rows are reserved."""
+
+    window: Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class FirstTokens:
     times: Mapping[str, float]
 
 
-PrefillEvent = Accepted | KVRef | FirstTokens | TriptychError
+PrefillEvent = Granted | KVRef | FirstTokens | TriptychError
 Emit = Callable[[PrefillEvent], None]
 
 
@@ -46,8 +48,8 @@ class _Call:
     transfer_seconds: float = 0.0
     delivered: set[int] = field(default_factory=set)
 
-    def accepted(self) -> None:
-        self.emit(Accepted())
+    def granted(self, window: Window) -> None:
+        self.emit(Granted(window))
 
     def kv_ready(self, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int, last: bool) -> None:
         ref = self.worker.export(self, blocks, tokens_begin, tokens_end)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from triptych.config import LanguageSettings
+from triptych.engine.jobs import Window
 from triptych.engine.loop import DecodeJob, LanguageEngine, PrefillJob
 from triptych.errors import TriptychError
 from triptych.journey import BlockRef, Layout, RequestId, Sampling, Token, new_request_id
@@ -41,16 +42,18 @@ class PromptSink:
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.windows: list[Window] = []
         self.kv: list[KVReady] = []
         self.tokens: tuple[Token, ...] = ()
         self.times: Mapping[str, float] = {}
         self.error: TriptychError | None = None
-        self.was_accepted = threading.Event()
+        self.was_granted = threading.Event()
         self.has_ended = threading.Event()
 
-    def accepted(self) -> None:
-        self.events.append("accepted")
-        self.was_accepted.set()
+    def granted(self, window: Window) -> None:
+        self.events.append("granted")
+        self.windows.append(window)
+        self.was_granted.set()
 
     def kv_ready(self, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int, last: bool) -> None:
         self.events.append("kv_ready")
@@ -64,7 +67,7 @@ class PromptSink:
     def failed(self, error: TriptychError) -> None:
         self.events.append("failed")
         self.error = error
-        self.was_accepted.set()
+        self.was_granted.set()
         self.has_ended.set()
 
     def result(self) -> tuple[Token, ...]:
@@ -217,7 +220,7 @@ class Pair:
         sink = PromptSink()
         self.prefill.prefill(asked.prefill_job(request_id, **changes), sink)
         if asked.rows:
-            assert sink.was_accepted.wait(PATIENCE_SECONDS)
+            assert sink.was_granted.wait(PATIENCE_SECONDS)
             for item_index, rows in enumerate(asked.rows):
                 self.land(request_id, item_index, rows)
         return sink

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.engine.rig import GREEDY, SETTINGS, Asked, Pair, PromptSink, TokenSink, running
+from triptych.engine.jobs import Window
 from triptych.engine.loop import LanguageEngine
 from triptych.errors import (
     ClaimExpired,
@@ -98,6 +99,7 @@ class Front:
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self.hidden_size = model.hidden_size
+        self.levels = model.levels
         self.vocab_size = model.vocab_size
         self.max_model_len = model.max_model_len
         self.dtype = model.dtype
@@ -159,9 +161,9 @@ class Deaf(PromptSink):
         super().__init__()
         self.to = to
 
-    def accepted(self) -> None:
-        super().accepted()
-        self.raise_at("accepted")
+    def granted(self, window: Window) -> None:
+        super().granted(window)
+        self.raise_at("granted")
 
     def kv_ready(self, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int, last: bool) -> None:
         self.raise_at("kv_ready")
@@ -176,7 +178,7 @@ class Deaf(PromptSink):
             raise RuntimeError("deaf")
 
 
-@pytest.mark.parametrize("to", ["accepted", "kv_ready"])
+@pytest.mark.parametrize("to", ["granted", "kv_ready"])
 def test_a_prefill_sink_that_raises_loses_its_request_alone(
     model: LanguageModel, text: Asked, to: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -210,7 +212,7 @@ def test_stopping_ends_what_is_left_and_refuses_what_comes(model: LanguageModel,
     pair.prefill.start()
     waiting = PromptSink()
     pair.prefill.prefill(image.prefill_job(new_request_id()), waiting)
-    assert waiting.was_accepted.wait(5)
+    assert waiting.was_granted.wait(5)
     pair.prefill.stop()
     late = pair.start_prefill(new_request_id(), text)
     for outcome in (waiting, late, pair.reserve(new_request_id(), text)):

@@ -14,8 +14,9 @@ def test_news_of_a_prefill_come_in_order(model: LanguageModel, image: Asked) -> 
         sink = pair.start_prefill(request_id, image)
         sink.result()
         chunks = -(-image.layout.num_tokens // 16)
-        assert sink.events[0] == "accepted"
+        assert sink.events[0] == "granted"
         assert sink.events[-1] == "first_tokens"
+        assert [window.items for window in sink.windows] == [tuple(range(len(image.layout.items)))]
         assert set(sink.events[1:-1]) == {"kv_ready"}
         assert [ready.last for ready in sink.kv] == [False] * (len(sink.kv) - 1) + [True]
         assert [ready.tokens_begin for ready in sink.kv[1:]] == [ready.tokens_end for ready in sink.kv[:-1]]
@@ -56,7 +57,7 @@ def test_kv_that_nobody_will_decode_is_not_announced(model: LanguageModel, text:
     with running(model) as pair:
         sink = pair.start_prefill(new_request_id(), text, keep_kv=False)
         assert len(sink.result()) == 1
-        assert sink.events == ["accepted", "first_tokens"]
+        assert sink.events == ["granted", "first_tokens"]
 
 
 def test_a_step_tells_a_sink_of_all_its_tokens_at_once(model: LanguageModel, text: Asked) -> None:

@@ -69,7 +69,7 @@ def test_prompts_wait_for_room_and_get_it_when_blocks_come_back(model: LanguageM
         first = pair.start_prefill(new_request_id(), text)
         first.result()
         second = pair.start_prefill(new_request_id(), text)
-        assert not second.was_accepted.wait(0.05)
+        assert not second.was_granted.wait(0.05)
         pair.give_back(first)
         assert len(second.result()) == 1
         pair.give_back(second)
@@ -84,11 +84,11 @@ def test_landing_memory_is_given_in_order_and_freed_when_fused(model: LanguageMo
         ids = [new_request_id() for _ in sinks]
         for request_id, sink in zip(ids, sinks, strict=True):
             pair.prefill.prefill(image.prefill_job(request_id), sink)
-        assert all(sink.was_accepted.wait(5) for sink in sinks[:-1])
-        assert not sinks[-1].was_accepted.wait(0.05)
+        assert all(sink.was_granted.wait(5) for sink in sinks[:-1])
+        assert not sinks[-1].was_granted.wait(0.05)
         assert pair.prefill.snapshot()["landing_bytes"] == each * (len(sinks) - 1)
         pair.land(ids[0], 0, image.rows[0])
-        assert sinks[-1].was_accepted.wait(5)
+        assert sinks[-1].was_granted.wait(5)
         for request_id in ids[1:]:
             pair.land(request_id, 0, image.rows[0])
         for sink in sinks:
@@ -117,7 +117,7 @@ def test_a_newer_attempt_ends_the_older_one(model: LanguageModel, image: Asked) 
         request_id = new_request_id()
         older, newer, late = PromptSink(), PromptSink(), PromptSink()
         pair.prefill.prefill(image.prefill_job(request_id), older)
-        assert older.was_accepted.wait(5)
+        assert older.was_granted.wait(5)
         pair.prefill.prefill(image.prefill_job(request_id, attempt=1), newer)
         pair.prefill.prefill(image.prefill_job(request_id), late)
         with pytest.raises(Cancelled, match="attempt 1 has come"):
@@ -159,7 +159,7 @@ def test_a_cancel_frees_everything_at_any_stage(model: LanguageModel, image: Ask
         pair.reserve(computing, asked).result()
         sink = PromptSink()
         pair.prefill.prefill(asked.prefill_job(computing), sink)
-        assert sink.was_accepted.wait(5)
+        assert sink.was_granted.wait(5)
         pair.cancel(computing)
         with pytest.raises(Cancelled):
             sink.result()
@@ -200,7 +200,7 @@ def test_rows_of_an_item_the_prompt_does_not_have_end_it(model: LanguageModel, i
         request_id = new_request_id()
         sink = PromptSink()
         pair.prefill.prefill(image.prefill_job(request_id), sink)
-        assert sink.was_accepted.wait(5)
+        assert sink.was_granted.wait(5)
         with pytest.raises(LayoutMismatch, match="no rows of item 3"):
             pair.prefill.landing(request_id, 3)
         pair.prefill.rows_landed(request_id, 3)

@@ -70,9 +70,13 @@ class Front:
         self._tower = tower
         self.width = tower.width
         self.levels = tower.levels
+        self.context_kinds = tower.context_kinds
         self.dtype = tower.dtype
         self.device = tower.device
         self.batches: list[tuple[Grid, ...]] = []
+
+    def patches(self, pixels: Sequence[Tensor], grids: Sequence[Grid]) -> Tensor:
+        return self._tower.patches(pixels, grids)
 
     def encode(self, patches: Tensor, grids: tuple[Grid, ...]) -> Tensor:
         self.batches.append(grids)

@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from triptych.engine.embedding_store import Acquired, EmbeddingStore, Entry, ItemKey, State
+from triptych.engine.embedding_store import EmbeddingStore
+from triptych.engine.store_entry import Acquired, Entry, ItemKey, State
 from triptych.errors import InvariantViolation, MediaTooLarge
 from triptych.journey import Grid
 

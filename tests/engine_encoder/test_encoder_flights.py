@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from tests.engine_encoder.rig import item_of, picture
-from triptych.engine.embedding_store import EmbeddingStore, Entry, ItemKey
+from triptych.engine.embedding_store import EmbeddingStore
 from triptych.engine.encoder_flights import Flight, Flights, Phase
 from triptych.engine.encoder_jobs import EncodeJob
+from triptych.engine.store_entry import Entry, ItemKey
 from triptych.errors import InvariantViolation
 from triptych.journey import RequestId
 from triptych.models.card import ModelCard
@@ -49,7 +50,7 @@ def test_jobs_for_one_item_share_a_flight(desk: Desk) -> None:
 
 def test_moves_that_are_not_in_the_table_are_refused(desk: Desk) -> None:
     flight = desk.board(1, b"a")
-    for phase in (Phase.PREPARED, Phase.ENCODING, Phase.QUEUED):
+    for phase in (Phase.ENCODING, Phase.QUEUED):
         with pytest.raises(InvariantViolation, match="queued"):
             desk.flights.move(flight, phase)
     desk.flights.check()

@@ -238,7 +238,7 @@ class _Prefill(prefill_pb2_grpc.PrefillServicer):
         generated = wire.tokens_from_bytes(start.generated)
         worker.log.append(f"prefill attempt {start.envelope.attempt} after {len(generated)}")
         await worker.gate.wait()
-        yield prefill_pb2.PrefillReply(accepted=prefill_pb2.Accepted())
+        yield prefill_pb2.PrefillReply(accepted=prefill_pb2.Accepted(items=range(len(layout.items))))
         if worker.fail_prefill:
             await _refuse(context, worker.fail_prefill.pop(0))
         got: dict[int, common_pb2.EmbeddingRef] = {}

@@ -9,67 +9,14 @@ to acquire an absent key is its producer, everyone after joins. Ready entries wi
 least recently used first, only when room is needed. Bookkeeping alone: no bytes are touched here.
 """
 
-import enum
 import itertools
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from triptych.engine.eviction import Occupied, cheapest_window
 from triptych.engine.extents import Extents
+from triptych.engine.store_entry import Acquired, Entry, ItemKey, State
 from triptych.errors import InvariantViolation, MediaTooLarge
-from triptych.journey import Grid, Item
-
-
-@dataclass(frozen=True, slots=True)
-class ItemKey:
-    """What rows are found by: the item's digest, and every claim about it that was verified when they were made.
-
-    A request that names the digest with another size or row count finds nothing: its own claims are put to the test.
-    """
-
-    digest: bytes
-    rows: int
-    grid: Grid
-    width: int
-    height: int
-
-    @classmethod
-    def of(cls, item: Item) -> "ItemKey":
-        return cls(item.digest, item.rows, item.grid, item.width, item.height)
-
-
-class State(enum.Enum):
-    RESERVED = "reserved"  # someone is to produce it; no units yet
-    WRITING = "writing"  # has its units and generation; bytes may be incomplete
-    READY = "ready"
-    GONE = "gone"
-
-
-class Acquired(enum.Enum):
-    NEW = "new"  # the caller produces it
-    JOINED = "joined"  # someone else does
-    HIT = "hit"  # the rows are there
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One item's rows, from the first request for them until they are evicted. Only the store writes it."""
-
-    key: ItemKey
-    units: int
-    state: State = State.RESERVED
-    claims: int = 0
-    start: int = -1  # first unit, once placed
-    generation: int = 0  # unique per placement; stamped on every unit before the first byte is written
-    last_used: int = 0  # when its last claim ended, in the store's own ticks
-    retired: bool = False  # found by no one any more, freed with its last claim
-    event: int = 0  # slot in the slab's event ring
-    checksum: bytes = b""
-
-    @property
-    def span(self) -> range:
-        return range(self.start, self.start + self.units)
 
 
 class EmbeddingStore:

@@ -1,5 +1,6 @@
 """Items on their way through the encoder, and the jobs that wait for each.
 
+       +------------------------v
     queued --> preparing --> prepared --> encoding --> done
        +-----------+-------------+-----------+----------^   failed, or (before encoding) wanted by nobody any more
 
@@ -15,11 +16,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from triptych.engine.embedding_store import Acquired, Entry
 from triptych.engine.encoder_jobs import EncodeJob, OnDone
+from triptych.engine.store_entry import Acquired, Entry
 from triptych.errors import InvariantViolation
 from triptych.journey import Item, RequestId
-from triptych.models.base import PreparedItem
+from triptych.models.base import Prepared
 
 
 class Phase(enum.Enum):
@@ -31,7 +32,7 @@ class Phase(enum.Enum):
 
 
 _MOVES: Mapping[Phase, tuple[Phase, ...]] = {
-    Phase.QUEUED: (Phase.PREPARING, Phase.DONE),
+    Phase.QUEUED: (Phase.PREPARING, Phase.PREPARED, Phase.DONE),  # prepared at once: the rows come from the host tier
     Phase.PREPARING: (Phase.PREPARED, Phase.DONE),
     Phase.PREPARED: (Phase.ENCODING, Phase.DONE),
     Phase.ENCODING: (Phase.DONE,),
@@ -50,9 +51,10 @@ class Flight:
     arrival: int  # order of arrival, unique
     item: Item  # as the first job names it; those who join differ in index and place at most
     entry: Entry
+    rank: tuple[int, int]  # what goes into a batch first: the smaller one
     phase: Phase = Phase.QUEUED
     waiters: dict[int, "Waiter"] = field(default_factory=dict)  # by number
-    prepared: PreparedItem | None = None
+    prepared: Prepared | None = None
     preprocess: Span = (0.0, 0.0)
     encode: Span = (0.0, 0.0)
 
@@ -198,7 +200,8 @@ class Flights:
             raise InvariantViolation("the preprocessing queue and the queued items differ")
 
     def _begin(self, item: Item, entry: Entry) -> Flight:
-        flight = Flight(next(self._numbers), item, entry)
+        arrival = next(self._numbers)
+        flight = Flight(arrival, item, entry, (arrival, 0))
         self._by_entry[entry] = flight
         self._by_arrival[flight.arrival] = flight
         self._queued[flight.arrival] = flight

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from triptych.engine.embedding_store import EmbeddingStore, Entry
+from triptych.engine.embedding_store import EmbeddingStore
 from triptych.engine.encoder_jobs import EncodeJob
+from triptych.engine.store_entry import Entry
 from triptych.journey import ClaimId, EmbeddingRef, Endpoint, RequestId, Shard
 from triptych.models.base import VisionTower
 from triptych.transfer.arena import ArenaInfo

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from triptych.errors import InvalidRecord, TriptychError
 from triptych.journey import EmbeddingRef, Item, RequestId
-from triptych.models.base import PreparedItem
+from triptych.models.base import Prepared
 
 MediaBytes = bytes | bytearray | memoryview | mmap
 
@@ -68,5 +68,8 @@ class ItemPreparer(Protocol):
     max_item_tokens: int  # encoder tokens of the largest item the model takes
     max_item_rows: int  # and its embedding rows
 
-    def __call__(self, data: MediaBytes, item: Item) -> PreparedItem:
-        """Patches of the compressed source. Raises InvalidMedia where it cannot be decoded or is not as `item` says."""
+    def __call__(self, data: MediaBytes, item: Item) -> Prepared:
+        """Patches or pixels of the compressed source.
+
+        Raises InvalidMedia where it cannot be decoded or is not as `item` says.
+        """

@@ -5,18 +5,29 @@ Every job taken on is answered once: by rows found, made, or joined; by its item
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from triptych.engine.embedding_store import Acquired, EmbeddingStore, Entry, ItemKey
+from triptych.engine.embedding_store import EmbeddingStore
 from triptych.engine.encoder_flights import NO_TIMES, Flight, Flights, Phase, Waiter
 from triptych.engine.encoder_grants import Grants
 from triptych.engine.encoder_jobs import EncodeJob, EncodeResult, OnDone, failure
 from triptych.engine.encoder_runner import Written
 from triptych.engine.encoder_scheduler import EncoderScheduler, WaitingItem
+from triptych.engine.host_tier import Demotion
+from triptych.engine.store_entry import Acquired, Entry, ItemKey
 from triptych.errors import Cancelled, DeadlineExceeded, InvariantViolation, MediaTooLarge, TriptychError
 from triptych.journey import Item, RequestId
-from triptych.models.base import PreparedItem
+from triptych.models.base import Prepared
 
 Answer = Callable[[OnDone, EncodeResult], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FlightBatch:
+    """What the device is to do next. `demotions`: rows to be saved to the host before anything else is written."""
+
+    flights: tuple[Flight, ...] = ()
+    demotions: tuple[Demotion, ...] = ()
 
 
 class EncoderLedger:
@@ -70,20 +81,20 @@ class EncoderLedger:
         self.flights.move(flight, Phase.PREPARING)
         return flight
 
-    def prepared(self, flight: Flight, item: PreparedItem) -> None:
+    def prepared(self, flight: Flight, item: Prepared) -> None:
         flight.prepared = item
         self.flights.move(flight, Phase.PREPARED)
-        self._scheduler.add(flight.arrival, flight.item.encoder_tokens, flight.entry.units)
+        self._scheduler.add(flight.arrival, flight.item.encoder_tokens, flight.entry.units, flight.rank)
 
-    def next_batch(self, now: float) -> list[Flight]:
-        """What to encode now, placed in the arena; empty when nothing can be."""
+    def next_batch(self, now: float) -> FlightBatch:
+        """What to encode now, placed in the arena; without flights when nothing can be."""
         batch = self._scheduler.next_batch(now, self._place)
         if batch.blocked is not None:
             self.store.make_way(batch.blocked.units)
-        flights = [self.flights[item.arrival] for item in batch.items]
+        flights = tuple(self.flights[item.arrival] for item in batch.items)
         for flight in flights:
             self.flights.move(flight, Phase.ENCODING)
-        return flights
+        return FlightBatch(flights)
 
     def publish(self, flight: Flight, written: Written) -> None:
         """The rows are there: a claim for everyone who waits for them."""

@@ -11,23 +11,24 @@ whatever thread ends them: a release, a cancel, the lease sweeper.
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from functools import partial
 
 from triptych.config import EncoderSettings, TransferSettings
 from triptych.engine.callbacks import CallbackThread
-from triptych.engine.device_errors import DeviceLost, as_ours, is_device_lost
+from triptych.engine.device_errors import DeviceLost
 from triptych.engine.embedding_store import EmbeddingStore
-from triptych.engine.encoder_flights import Flight, Phase, Waiter
+from triptych.engine.encoder_flights import Flight, Phase
 from triptych.engine.encoder_grants import Grant, Grants, RefMaker
 from triptych.engine.encoder_jobs import EncodeJob, EncodeResult, ItemPreparer, OnDone, for_item
-from triptych.engine.encoder_ledger import EncoderLedger
+from triptych.engine.encoder_ledger import EncoderLedger, FlightBatch
+from triptych.engine.encoder_preprocess import Preprocessing
 from triptych.engine.encoder_runner import EncoderRunner, PlacedItem
 from triptych.engine.encoder_scheduler import BatchBudget, EncoderScheduler
-from triptych.errors import Cancelled, InternalError, LayoutMismatch, Overloaded, TriptychError, WorkerLost
-from triptych.journey import Endpoint, Item, RequestId
-from triptych.models.base import PreparedItem, VisionTower
+from triptych.errors import InternalError, Overloaded, TriptychError, WorkerLost
+from triptych.journey import Endpoint, RequestId
+from triptych.metrics import WORKER_GAUGES
+from triptych.models.base import VisionTower
 from triptych.transfer.leases import LeaseTable
 from triptych.transfer.slab import Slab
 
@@ -35,9 +36,8 @@ __all__ = ["EncodeJob", "EncodeResult", "EncoderEngine", "ItemPreparer"]
 
 log = logging.getLogger(__name__)
 
-# Patches prepared ahead of the device, in batches: enough to fill the next one while a large item waits for room, and
-# a bound on host memory, since patches are many times as large as the compressed image they come from.
-_BATCHES_PREPARED_AHEAD = 3
+# Gauges of what this encoder does not have are 0.
+_UNUSED = {metric.name: 0.0 for metric in WORKER_GAUGES if metric.name.startswith("encoder_")}
 
 
 class EncoderEngine:
@@ -55,7 +55,6 @@ class EncoderEngine:
         on_fatal: Callable[[BaseException], None],
     ) -> None:
         """on_fatal: told that this process can encode no more (the CUDA context is broken, say), before anyone else."""
-        self._dtype = tower.dtype
         self._prepare = prepare
         self._leases = leases
         self._settings = settings
@@ -64,13 +63,12 @@ class EncoderEngine:
         self._arena_bytes = slab.describe().data_bytes
         self._changed = threading.Condition()
         self._refusal: TriptychError | None = None  # set once nothing more is taken on
-        self._preprocessing = 0  # threads that are at it
         self._items_encoded = 0
-        self._seconds = {"preprocess": 0.0, "encode": 0.0}
-        self._threads = ThreadPoolExecutor(settings.preprocess_threads, thread_name_prefix="preprocess")
+        self._encode_seconds = 0.0
         self._callbacks = CallbackThread("encoder-callbacks")
         self._loop = threading.Thread(target=self._run, name="encoder", daemon=True)
         self._ledger = self._new_ledger(RefMaker(owner, slab.describe(), tower), slab)
+        self._preprocessing = self._new_preprocessing(tower)
 
     @property
     def max_item_tokens(self) -> int:
@@ -91,7 +89,7 @@ class EncoderEngine:
         self._refuse(WorkerLost("the encoder has been stopped"))
         if self._loop.ident is not None and self._loop is not threading.current_thread():
             self._loop.join()
-        self._threads.shutdown(wait=True)
+        self._preprocessing.stop()
         self._callbacks.stop()
 
     def submit(self, job: EncodeJob, on_done: OnDone) -> None:
@@ -121,18 +119,22 @@ class EncoderEngine:
     def snapshot(self) -> dict[str, float]:
         """Gauges by their names in metrics.WORKER_GAUGES."""
         with self._changed:
-            gauges = self._ledger.gauges() | {
-                "encoder_arena_bytes": self._arena_bytes,
-                "encoder_items_encoded_total": self._items_encoded,
-                "encoder_preprocess_seconds_total": self._seconds["preprocess"],
-                "encoder_encode_seconds_total": self._seconds["encode"],
-            }
+            gauges = (
+                _UNUSED
+                | self._ledger.gauges()
+                | {
+                    "encoder_arena_bytes": self._arena_bytes,
+                    "encoder_items_encoded_total": self._items_encoded,
+                    "encoder_preprocess_seconds_total": self._preprocessing.seconds,
+                    "encoder_encode_seconds_total": self._encode_seconds,
+                }
+            )
         return {name: float(value) for name, value in gauges.items()}
 
     def idle(self) -> bool:
         """Whether nothing waits, is computed, claimed or still to be told. Cached rows are fine."""
         with self._changed:
-            return self._ledger.idle() and self._preprocessing == 0 and self._callbacks.pending == 0
+            return self._ledger.idle() and self._preprocessing.busy == 0 and self._callbacks.pending == 0
 
     def check(self) -> None:
         """Raises InvariantViolation naming the first rule that does not hold."""
@@ -152,6 +154,18 @@ class EncoderEngine:
             max_item_tokens=self.max_item_tokens,
         )
 
+    def _new_preprocessing(self, tower: VisionTower) -> Preprocessing:
+        return Preprocessing(
+            prepare=self._prepare,
+            ledger=self._ledger,
+            changed=self._changed,
+            threads=self._settings.preprocess_threads,
+            max_batch_tokens=self._settings.max_encoder_tokens_per_batch,
+            dtype=tower.dtype,
+            go_on=self._go_on,
+            die=self._die,
+        )
+
     def _end_grant(self, grant: Grant) -> None:
         """Called by the lease table, on whatever thread ended the claim."""
         with self._changed:
@@ -160,13 +174,7 @@ class EncoderEngine:
 
     def _go_on(self) -> None:
         """Under the lock, after any change: feed the preprocessing threads, wake the device loop."""
-        ahead = _BATCHES_PREPARED_AHEAD * self._settings.max_encoder_tokens_per_batch
-        while self._preprocessing < self._settings.preprocess_threads and self._refusal is None:
-            flight = self._ledger.next_to_prepare(ahead)
-            if flight is None:
-                break
-            self._preprocessing += 1
-            self._threads.submit(self._preprocess, flight)
+        self._preprocessing.feed(self._refusal)
         self._changed.notify_all()
 
     def _refuse(self, refusal: TriptychError) -> None:
@@ -181,98 +189,41 @@ class EncoderEngine:
         self._on_fatal(error)
         self._refuse(WorkerLost(f"the encoder broke down: {type(error).__name__}"))
 
-    # On a preprocessing thread
-
-    def _preprocess(self, flight: Flight) -> None:
-        try:
-            self._move_to_prepared(flight)
-        except Exception as error:  # the pool would keep it to itself
-            self._die(error)
-
-    def _move_to_prepared(self, flight: Flight) -> None:
-        began = time.monotonic()
-        outcome = self._prepared(flight)
-        with self._changed:
-            self._preprocessing -= 1
-            flight.preprocess = (began, time.monotonic())
-            self._seconds["preprocess"] += flight.preprocess[1] - began
-            if flight.phase is not Phase.DONE:  # else nobody wants it any more
-                if isinstance(outcome, PreparedItem):
-                    self._ledger.prepared(flight, outcome)
-                else:
-                    self._ledger.fail(flight, outcome)
-            self._go_on()
-
-    def _prepared(self, flight: Flight) -> PreparedItem | TriptychError:
-        """The item's patches in the tower's dtype, from the first waiting job's source that can be read."""
-        while (waiter := self._first_waiter(flight)) is not None:
-            try:
-                data = waiter.job.read_media()
-            except Exception as error:
-                self._fail_waiter(waiter, as_ours(error, "reading the image"))
-                continue  # another job's way to the same bytes may work: a lost router takes its memory with it
-            try:
-                return self._verified(self._prepare(data, flight.item), flight.item)
-            except Exception as error:
-                if is_device_lost(error):
-                    self._die(error)
-                return as_ours(error, "preparing the image")
-        return Cancelled("nobody waits for the item any more")
-
-    def _first_waiter(self, flight: Flight) -> Waiter | None:
-        with self._changed:
-            return next(iter(flight.waiters.values()), None)
-
-    def _fail_waiter(self, waiter: Waiter, error: TriptychError) -> None:
-        with self._changed:
-            if waiter.number in waiter.flight.waiters:  # else it has ended meanwhile
-                self._ledger.fail_waiter(waiter, error)
-
-    def _verified(self, prepared: PreparedItem, item: Item) -> PreparedItem:
-        """Raises LayoutMismatch unless the prompt has been laid out for what the image really becomes."""
-        found = (prepared.grid, prepared.patches.shape[0], prepared.rows)
-        if found != (item.grid, item.encoder_tokens, item.rows):
-            raise LayoutMismatch(
-                f"the image becomes {found[0]} of {found[1]} patches and {found[2]} rows, "
-                f"its prompt is laid out for {item.grid} of {item.encoder_tokens} and {item.rows}"
-            )
-        return PreparedItem(prepared.patches.to(self._dtype), prepared.grid, prepared.rows)
-
     # On the device loop's thread
 
     def _run(self) -> None:
-        flights: Sequence[Flight] = ()
+        batch = FlightBatch()
         try:
-            while flights := self._next_flights():
-                self._encode(flights)
+            while (batch := self._next_batch()).flights:
+                self._encode(batch)
         except Exception as error:
             # Items that fail are dealt with in the runner: what arrives here is a broken device or broken bookkeeping.
             self._die(error.__cause__ if isinstance(error, DeviceLost) and error.__cause__ else error)
             with self._changed:
-                for flight in flights:
+                for flight in batch.flights:
                     if flight.phase is not Phase.DONE:
                         self._ledger.fail(flight, self._refusal or InternalError("the encoder broke down"))
 
-    def _next_flights(self) -> Sequence[Flight]:
-        """Waits for the next batch; empty once the engine is to stop."""
+    def _next_batch(self) -> FlightBatch:
+        """Waits for the next batch; without flights once the engine is to stop."""
         with self._changed:
             while self._refusal is None:
                 now = time.monotonic()
                 self._ledger.expire(now)
-                flights = self._ledger.next_batch(now)
+                batch = self._ledger.next_batch(now)
                 self._go_on()
-                if flights:
-                    return flights
+                if batch.flights:
+                    return batch
                 self._changed.wait(self._ledger.pause(now))
-        return ()
+        return FlightBatch()
 
-    def _encode(self, flights: Sequence[Flight]) -> None:
+    def _encode(self, batch: FlightBatch) -> None:
         began = time.monotonic()
-        outcomes = self._runner.encode([_placed(flight) for flight in flights])
+        outcomes = self._runner.encode([_placed(flight) for flight in batch.flights], batch.demotions)
         with self._changed:
             ended = time.monotonic()
-            self._seconds["encode"] += ended - began
-            for flight, outcome in zip(flights, outcomes, strict=True):
+            self._encode_seconds += ended - began
+            for flight, outcome in zip(batch.flights, outcomes, strict=True):
                 flight.encode = (began, ended)
                 if isinstance(outcome, TriptychError):
                     self._ledger.fail(flight, outcome)
@@ -284,6 +235,4 @@ class EncoderEngine:
 
 def _placed(flight: Flight) -> PlacedItem:
     prepared, flight.prepared = flight.prepared, None  # the batch alone keeps the patches
-    if prepared is None:
-        raise InternalError(f"item {flight.arrival} is to be encoded without having been prepared")
-    return PlacedItem(prepared, flight.entry.span, flight.entry.generation)
+    return PlacedItem(prepared, flight.entry.span, flight.entry.generation, flight.entry.host)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from triptych.engine.device_errors import DeviceLost, as_ours, is_device_lost
-from triptych.errors import ConfigError, LayoutMismatch, TriptychError
-from triptych.models.base import PreparedItem, VisionTower
+from triptych.engine.host_tier import Demotion, HostSlot
+from triptych.errors import ConfigError, InternalError, LayoutMismatch, TriptychError
+from triptych.models.base import Prepared, PreparedItem, PreparedPixels, VisionTower
 from triptych.transfer.checksum import checksum
 from triptych.transfer.slab import Slab
 
@@ -23,11 +24,22 @@ _BATCHES_IN_FLIGHT = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedItem:
-    """A prepared item and the units its rows go to."""
+    """A prepared item, or one whose rows are on the host, and the units its rows go to."""
 
-    prepared: PreparedItem
+    prepared: Prepared | None  # None: from the host
     span: range
     generation: int
+    host: HostSlot | None = None
+
+    def __post_init__(self) -> None:
+        if (self.prepared is None) == (self.host is None):
+            raise InternalError(f"an item for units {self.span} is to be both encoded and copied, or neither")
+
+    @property
+    def rows(self) -> int:
+        source = self.prepared or self.host
+        assert source is not None
+        return source.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +73,15 @@ class EncoderRunner:
     def row_bytes(self) -> int:
         return self.row_numbers * self._tower.dtype.itemsize
 
-    def encode(self, batch: Sequence[PlacedItem]) -> list[Written | TriptychError]:
+    def encode(self, batch: Sequence[PlacedItem], demotions: Sequence[Demotion] = ()) -> list[Written | TriptychError]:
         """Write each item's rows where it is placed. Of a failed batch each item is tried alone.
+
+        demotions: rows to be copied to the host before anything is written
 
         Raises DeviceLost when the CUDA context is broken, which no item is to blame for.
         """
+        if demotions or any(item.host is not None for item in batch):
+            raise InternalError("there is no host tier to copy rows to or from")
         try:
             return list(self._write(batch))
         except Exception as error:
@@ -80,7 +96,8 @@ class EncoderRunner:
     def _write(self, batch: Sequence[PlacedItem]) -> list[Written]:
         self._await_room()
         with torch.inference_mode(), torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
-            rows = self._tower.encode(self._staged(batch), tuple(item.prepared.grid for item in batch))
+            prepared = [item.prepared for item in batch if item.prepared is not None]
+            rows = self._tower.encode(self._staged(prepared), tuple(item.grid for item in prepared))
             self._check_rows(rows, batch)
             self._stamp(batch)
             homes = [self._home(item) for item in batch]
@@ -90,9 +107,12 @@ class EncoderRunner:
             self._note_launch()
             return [Written(event, checksum(home) if self._with_checksums else b"") for home in homes]
 
-    def _staged(self, batch: Sequence[PlacedItem]) -> Tensor:
+    def _staged(self, prepared: Sequence[Prepared]) -> Tensor:
         """All patches [encoder tokens, patch numbers] on the device."""
-        patches = [item.prepared.patches for item in batch]
+        pixels = [item for item in prepared if isinstance(item, PreparedPixels)]
+        if pixels:
+            return self._tower.patches([item.pixels for item in pixels], [item.grid for item in pixels])
+        patches = [item.patches for item in prepared if isinstance(item, PreparedItem)]
         if not self._cuda:
             return torch.cat(patches)
         tokens = sum(piece.shape[0] for piece in patches)
@@ -101,7 +121,7 @@ class EncoderRunner:
         return torch.cat(patches, out=pinned).to(self._tower.device, non_blocking=True)
 
     def _check_rows(self, rows: Tensor, batch: Sequence[PlacedItem]) -> None:
-        wanted = (sum(item.prepared.rows for item in batch), self.row_numbers)
+        wanted = (sum(item.rows for item in batch), self.row_numbers)
         if tuple(rows.shape) != wanted or rows.dtype != self._tower.dtype:
             raise LayoutMismatch(
                 f"the vision tower made rows {tuple(rows.shape)} of {rows.dtype}, "
@@ -115,8 +135,8 @@ class EncoderRunner:
     def _home(self, item: PlacedItem) -> Tensor:
         """The item's rows [rows, row numbers] in the slab."""
         begin = item.span.start * self._unit_bytes
-        home = self._slab.data[begin : begin + item.prepared.rows * self.row_bytes]
-        return home.view(self._tower.dtype).view(item.prepared.rows, self.row_numbers)
+        home = self._slab.data[begin : begin + item.rows * self.row_bytes]
+        return home.view(self._tower.dtype).view(item.rows, self.row_numbers)
 
     def _note_launch(self) -> None:
         if self._stream is not None:

@@ -33,6 +33,7 @@ class WaitingItem:
     arrival: int  # place in the order of arrival, unique; what the caller knows the item by
     encoder_tokens: int
     units: int  # of the arena, in a row
+    rank: tuple[int, int]  # the smaller one goes first
     refused_since: float | None = None  # when it first found no room
 
     def waits_for_room(self, now: float) -> float:
@@ -86,7 +87,7 @@ class EncoderScheduler:
 
     def __init__(self, budget: BatchBudget) -> None:
         self.budget = budget
-        self._waiting: list[WaitingItem] = []  # ascending by arrival
+        self._waiting: list[WaitingItem] = []  # ascending by rank
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -95,10 +96,12 @@ class EncoderScheduler:
     def waiting_tokens(self) -> int:
         return sum(item.encoder_tokens for item in self._waiting)
 
-    def add(self, arrival: int, encoder_tokens: int, units: int) -> None:
+    def add(self, arrival: int, encoder_tokens: int, units: int, rank: tuple[int, int] | None = None) -> None:
+        """Let an item wait, in order of its rank; without one, in order of arrival."""
         if min(encoder_tokens, units) <= 0:
             raise ValueError(f"item {arrival} has {encoder_tokens} encoder tokens in {units} units, both must be > 0")
-        insort(self._waiting, WaitingItem(arrival, encoder_tokens, units), key=lambda item: item.arrival)
+        item = WaitingItem(arrival, encoder_tokens, units, (arrival, 0) if rank is None else rank)
+        insort(self._waiting, item, key=lambda item: (item.rank, item.arrival))
 
     def remove(self, arrival: int) -> None:
         """Forget an item that is wanted no more; one that does not wait is none of our business."""
@@ -125,6 +128,6 @@ class EncoderScheduler:
 
     def check(self) -> None:
         """Raises InvariantViolation naming the first rule that does not hold."""
-        arrivals = [item.arrival for item in self._waiting]
-        if arrivals != sorted(set(arrivals)):
-            raise InvariantViolation(f"items wait in the order {arrivals}, expected ascending and each once")
+        places = [(item.rank, item.arrival) for item in self._waiting]
+        if places != sorted(places) or len({arrival for _, arrival in places}) != len(places):
+            raise InvariantViolation(f"items wait in the order {places}, expected ascending and each once")

@@ -18,6 +18,7 @@ class PrefillJob:
     choice:    choice index of the first branch
     deadline:  on time.monotonic
     keep_kv:   False where nobody will decode: no KV is announced
+    cache_salt: KV is shared only with prompts of the same salt
     """
 
     request_id: RequestId
@@ -29,6 +30,7 @@ class PrefillJob:
     generated: tuple[int, ...] = ()
     deadline: float = math.inf
     keep_kv: bool = True
+    cache_salt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,14 +51,26 @@ class DecodeJob:
     deadline: float = math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Items of a prompt whose landing rows are reserved together; each prompt is granted at least one, maybe empty."""
+
+    items: tuple[int, ...]  # indices, ascending
+    cached_tokens: int = 0  # of the whole prompt, whose KV was there already; the same in every window
+    last: bool = True  # no window follows
+
+
 class PrefillSink(Protocol):
     """Whom a prefill reports to, on the engine's thread; must not block. The order is as listed.
 
     A method that raises ends its request with InternalError; shares of blocks it was being handed count as refused.
     """
 
-    def accepted(self) -> None:
-        """Blocks and landing rows are reserved: rows may be read into `landing()` from now on."""
+    def granted(self, window: Window) -> None:
+        """Blocks, and the window's landing rows, are reserved: its rows may be read into `landing()` from now on.
+
+        Called once per window, the first before all other news; items in no window are not needed.
+        """
 
     def kv_ready(self, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int, last: bool) -> None:
         """Blocks that hold the KV of these tokens; one share of each is the sink's until `release_blocks`.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from triptych.engine.jobs import PrefillJob, PrefillSink, check_prefill, require_newer
+from triptych.engine.jobs import PrefillJob, PrefillSink, Window, check_prefill, require_newer
 from triptych.engine.landing import LandingMemory
 from triptych.engine.mailbox import News, NewsQueue
 from triptych.engine.plan import Announcement, Chunk
@@ -74,7 +74,8 @@ class PrefillDesk:
             except RuntimeError as error:  # the device is fuller than our own accounts say
                 self.end(sequence.request_id, Overloaded(f"no memory for {sequence.layout.num_rows} rows: {error}"))
             else:
-                self._news.append(News(task.sink.accepted, partial(self._refused, task)))
+                window = Window(tuple(item.index for item in sequence.layout.items))
+                self._news.append(News(partial(task.sink.granted, window), partial(self._refused, task)))
 
     def landed(self, request_id: RequestId, item_index: int) -> None:
         """An item's rows are in its landing memory. Rows of a prompt that has ended are nobody's any more."""

@@ -1,5 +1,6 @@
 """What the engine asks of a model, and what an adapter tells about a family (the torch half)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +43,7 @@ class PagedInputs:
     kv_lengths: tuple[int, ...]  # tokens of each sequence after this step
     block_tables: Tensor  # [sequences, most blocks] int64, rows padded with 0
     logits_at: Tensor  # [asked] int64  token indices whose logits are wanted
+    deepstack: Tensor | None = None  # [levels - 1, tokens, hidden]  rows added behind early layers; 0 at text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,10 +55,23 @@ class PreparedItem:
     rows: int  # embedding rows the tower makes of this grid
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedPixels:
+    """An item resized and not yet normalised: a fraction of its patches' bytes. The tower makes the patches."""
+
+    pixels: Tensor  # [3, height, width] uint8, on the CPU or on the tower's device
+    grid: Grid  # patches before merging; the encoder attends over as many
+    rows: int
+
+
+Prepared = PreparedItem | PreparedPixels
+
+
 class LanguageModel(Protocol):
     """A decoder without its vision tower."""
 
     hidden_size: int
+    levels: int  # 1 + deepstack, as of the towers whose rows it takes
     vocab_size: int
     max_model_len: int
     dtype: torch.dtype
@@ -75,8 +90,12 @@ class VisionTower(Protocol):
 
     width: int  # numbers per embedding row
     levels: int  # 1 + deepstack
+    context_kinds: tuple[str, ...]  # what its layers attend inside of, as ("frames", "windows"); may be empty
     dtype: torch.dtype
     device: torch.device
+
+    def patches(self, pixels: Sequence[Tensor], grids: Sequence[Grid]) -> Tensor:
+        """Patches [patches of all items, patch numbers], on the tower's device, of pixels [3, height, width] uint8."""
 
     def encode(self, patches: Tensor, grids: tuple[Grid, ...]) -> Tensor:
         """Rows [rows of all items, levels * width] of patches [patches of all items, patch numbers]; no host sync."""

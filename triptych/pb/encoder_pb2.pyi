@@ -1,5 +1,6 @@
 from triptych.pb import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -72,6 +73,34 @@ class EncodeReply(_message.Message):
     times: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTime]
     cached: bool
     def __init__(self, item_index: _Optional[int] = ..., ref: _Optional[_Union[_common_pb2.EmbeddingRef, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., times: _Optional[_Iterable[_Union[_common_pb2.StageTime, _Mapping]]] = ..., cached: bool = ...) -> None: ...
+
+class CacheRequest(_message.Message):
+    __slots__ = ("envelope", "action", "digests")
+    class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ACTION_UNSPECIFIED: _ClassVar[CacheRequest.Action]
+        PIN: _ClassVar[CacheRequest.Action]
+        UNPIN: _ClassVar[CacheRequest.Action]
+        CLEAR: _ClassVar[CacheRequest.Action]
+    ACTION_UNSPECIFIED: CacheRequest.Action
+    PIN: CacheRequest.Action
+    UNPIN: CacheRequest.Action
+    CLEAR: CacheRequest.Action
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    envelope: _common_pb2.Envelope
+    action: CacheRequest.Action
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., action: _Optional[_Union[CacheRequest.Action, str]] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class CacheReply(_message.Message):
+    __slots__ = ("items", "num_bytes")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    items: int
+    num_bytes: int
+    def __init__(self, items: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ("envelope", "modality", "media")

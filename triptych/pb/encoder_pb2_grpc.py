@@ -45,6 +45,11 @@ class EncoderStub(object):
                 request_serializer=triptych_dot_pb_dot_encoder__pb2.EncodeRequest.SerializeToString,
                 response_deserializer=triptych_dot_pb_dot_encoder__pb2.EncodeReply.FromString,
                 _registered_method=True)
+        self.Cache = channel.unary_unary(
+                '/triptych.Encoder/Cache',
+                request_serializer=triptych_dot_pb_dot_encoder__pb2.CacheRequest.SerializeToString,
+                response_deserializer=triptych_dot_pb_dot_encoder__pb2.CacheReply.FromString,
+                _registered_method=True)
 
 
 class EncoderServicer(object):
@@ -66,6 +71,13 @@ class EncoderServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Cache(self, request, context):
+        """Operators' hands on the cache. Idempotent. Rows are made by Encode; to warm the cache is Encode, then PIN.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EncoderServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +90,11 @@ def add_EncoderServicer_to_server(servicer, server):
                     servicer.Encode,
                     request_deserializer=triptych_dot_pb_dot_encoder__pb2.EncodeRequest.FromString,
                     response_serializer=triptych_dot_pb_dot_encoder__pb2.EncodeReply.SerializeToString,
+            ),
+            'Cache': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cache,
+                    request_deserializer=triptych_dot_pb_dot_encoder__pb2.CacheRequest.FromString,
+                    response_serializer=triptych_dot_pb_dot_encoder__pb2.CacheReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +152,33 @@ class Encoder(object):
             '/triptych.Encoder/Encode',
             triptych_dot_pb_dot_encoder__pb2.EncodeRequest.SerializeToString,
             triptych_dot_pb_dot_encoder__pb2.EncodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.Encoder/Cache',
+            triptych_dot_pb_dot_encoder__pb2.CacheRequest.SerializeToString,
+            triptych_dot_pb_dot_encoder__pb2.CacheReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrefillStart(_message.Message):
-    __slots__ = ("envelope", "layout", "sampling", "branches", "decode_follows", "lease_ms", "generated", "choice")
+    __slots__ = ("envelope", "layout", "sampling", "branches", "decode_follows", "lease_ms", "generated", "choice", "cache_salt")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class PrefillStart(_message.Message):
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     envelope: _common_pb2.Envelope
     layout: _common_pb2.Layout
     sampling: _common_pb2.Sampling
@@ -25,7 +26,8 @@ class PrefillStart(_message.Message):
     lease_ms: int
     generated: bytes
     choice: int
-    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., branches: _Optional[int] = ..., decode_follows: bool = ..., lease_ms: _Optional[int] = ..., generated: _Optional[bytes] = ..., choice: _Optional[int] = ...) -> None: ...
+    cache_salt: bytes
+    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., branches: _Optional[int] = ..., decode_follows: bool = ..., lease_ms: _Optional[int] = ..., generated: _Optional[bytes] = ..., choice: _Optional[int] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
 
 class ItemRef(_message.Message):
     __slots__ = ("item_index", "ref")
@@ -44,8 +46,14 @@ class PrefillRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., item: _Optional[_Union[ItemRef, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("items", "cached_tokens", "more")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedScalarFieldContainer[int]
+    cached_tokens: int
+    more: bool
+    def __init__(self, items: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[int] = ..., more: bool = ...) -> None: ...
 
 class FirstTokens(_message.Message):
     __slots__ = ("tokens", "times", "cached_tokens")

@@ -46,6 +46,7 @@ class Qwen25VLLanguage:
         config = decoder.model.config
         self.decoder = decoder
         self.hidden_size = int(config.hidden_size)
+        self.levels = 1
         self.vocab_size = int(config.vocab_size)
         self.max_model_len = int(config.max_position_embeddings)
         self.dtype = decoder.head_weight.dtype

@@ -5,6 +5,7 @@ and the longest segments are therefore worked out on the host and handed in, und
 """
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -51,8 +52,12 @@ class Qwen25VLTower:
             module.patch_embed = PatchProjection(module.patch_embed.proj)
         self.width = int(module.config.out_hidden_size)
         self.levels = 1
+        self.context_kinds: tuple[str, ...] = ("frames", "windows")
         self._merge_size = int(module.spatial_merge_size)
         self._blocks_per_window = int(module.window_size) // self._merge_size // int(module.patch_size)
+
+    def patches(self, pixels: Sequence[Tensor], grids: Sequence[Grid]) -> Tensor:
+        raise NotImplementedError(f"{len(pixels)} images came as pixels, this tower takes patches")
 
     @torch.no_grad()
     def encode(self, patches: Tensor, grids: tuple[Grid, ...]) -> Tensor:
