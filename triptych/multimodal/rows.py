@@ -85,7 +85,7 @@ class RowMap:
         """
         for item in self._items:
             if item.index not in ready_items:
-                return self._before_atomic(item.runs[0].start)
+                return self.legal_end(item.runs[0].start)
         return self._num_tokens
 
     def cut(self, begin: int, limit: int) -> int:
@@ -97,15 +97,15 @@ class RowMap:
         A limit that is a ready prefix is never exceeded, because a ready prefix does not end inside an atomic span.
         Raises InvalidRecord when begin is inside an atomic span: no chunk can have ended there.
         """
-        if begin < 0 or self._before_atomic(begin) != begin:
+        if begin < 0 or self.legal_end(begin) != begin:
             raise InvalidRecord(f"a chunk cannot start at {begin}: negative, or inside an atomic span")
         if limit <= begin:
             return begin
-        end = self._before_atomic(limit)
+        end = self.legal_end(limit)
         return end if end > begin else self._atomic_at(begin).end
 
-    def _before_atomic(self, position: int) -> int:
-        """The position, or the start of the atomic span it is inside of."""
+    def legal_end(self, position: int) -> int:
+        """The largest place <= position where a stretch may end: position itself unless it is inside an atomic span."""
         place = int(np.searchsorted(self._atomic_starts, position, side="left")) - 1
         if place >= 0 and position < self._atomic[place].end:
             return self._atomic[place].start
