@@ -86,7 +86,7 @@ def test_rows_are_laid_over_their_placeholders_alone() -> None:
         Overlay(torch.tensor([[1.0, 1.0], [2.0, 2.0]]), np.array([1, 2])),
         Overlay(torch.tensor([[3.0, 3.0]]), np.array([5])),
     ]
-    assert fuse(embeddings, overlays)[:, 0].tolist() == [0, 1, 2, 0, 0, 3]
+    assert fuse(embeddings, overlays)[0][:, 0].tolist() == [0, 1, 2, 0, 0, 3]
 
 
 def test_rows_without_a_placeholder_are_an_error() -> None:
@@ -97,7 +97,7 @@ def test_rows_without_a_placeholder_are_an_error() -> None:
 def test_landing_memory_is_dropped_item_by_item_as_rows_are_fused() -> None:
     layout = lay_out([text(1), image(2, 2), text(1), image(1, 2)])
     memory = LandingMemory(width=3, dtype=torch.float32, device=CPU)
-    memory.open(ONE, layout)
+    memory.open(ONE, layout.items)
     memory.check(6 * 12)
     first = memory.view(ONE, 0)
     first.copy_(torch.arange(12.0).view(4, 3))
@@ -116,16 +116,16 @@ def test_landing_memory_is_dropped_item_by_item_as_rows_are_fused() -> None:
 def test_a_view_outlives_its_request() -> None:
     layout = lay_out([image(2, 2)])
     memory = LandingMemory(width=3, dtype=torch.float32, device=CPU)
-    memory.open(ONE, layout)
+    memory.open(ONE, layout.items)
     late = memory.view(ONE, 0)
     memory.close(ONE)
-    memory.open(ONE, layout)
+    memory.open(ONE, layout.items)
     late.fill_(7)
     assert memory.view(ONE, 0).data_ptr() != late.data_ptr()
 
 
 def test_check_finds_landing_memory_that_nobody_reserved() -> None:
     memory = LandingMemory(width=3, dtype=torch.float32, device=CPU)
-    memory.open(ONE, lay_out([image(1, 1)]))
+    memory.open(ONE, lay_out([image(1, 1)]).items)
     with pytest.raises(InvariantViolation, match="12 bytes of landing memory are held, 0 are reserved"):
         memory.check(0)

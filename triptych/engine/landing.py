@@ -1,15 +1,17 @@
-"""Memory that embedding rows land in, from the moment a prompt has room until the rows are fused."""
+"""Memory that embedding rows land in, from the moment their window has room until the rows are fused."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from triptych.errors import Cancelled, InvariantViolation, LayoutMismatch
-from triptych.journey import Layout, RequestId
+from triptych.journey import Item, Layout, RequestId
 from triptych.multimodal.rows import RowPiece
 
 
 class LandingMemory:
-    """One tensor per item, made when its prompt is admitted and dropped as soon as its last row is fused.
+    """One tensor per item, made when its window is granted and dropped as soon as its last row is fused.
 
     How much may be out is the scheduler's business; this only holds it. On CUDA the tensors belong to the engine's
     stream: the engine waits for that stream between making them and lending them out, so that copies may write from
@@ -17,27 +19,36 @@ class LandingMemory:
     request ends keeps that memory alive, and writes into nobody else's.
     """
 
-    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._width = width
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device, levels: int = 1) -> None:
+        """width: numbers per row and level. levels: 1 + deepstack, side by side in a row."""
+        self._width = levels * width
         self._dtype = dtype
         self._device = device
         self._rows: dict[RequestId, dict[int, Tensor]] = {}
 
     @property
     def row_bytes(self) -> int:
+        """All levels of one row."""
         return self._width * self._dtype.itemsize
 
-    def open(self, request_id: RequestId, layout: Layout) -> None:
-        """Room for the rows of all items."""
-        self._rows[request_id] = {
-            item.index: torch.empty(item.rows, self._width, dtype=self._dtype, device=self._device)
-            for item in layout.items
+    def open(self, request_id: RequestId, items: Iterable[Item]) -> None:
+        """Room for the rows of these items, beside those of the request that are open already.
+
+        Raises what torch raises when the device is full; then none of these items is open. Raises InvariantViolation
+        for an item that is.
+        """
+        made = {
+            item.index: torch.empty(item.rows, self._width, dtype=self._dtype, device=self._device) for item in items
         }
+        held = self._rows.get(request_id, {})
+        if twice := held.keys() & made.keys():
+            raise InvariantViolation(f"landing memory of item {min(twice)} is open already")
+        self._rows[request_id] = held | made
 
     def view(self, request_id: RequestId, item_index: int) -> Tensor:
-        """[rows, width] to read an item's rows into. Raises Cancelled when the request has ended, or the item is fused.
+        """[rows, levels * width] to read an item's rows into. Raises Cancelled when the request has ended.
 
-        Raises LayoutMismatch when the prompt has no such item.
+        Raises LayoutMismatch for an item that awaits no rows: not of the prompt, of no window granted yet, or fused.
         """
         items = self._rows.get(request_id)
         if items is None:
@@ -47,12 +58,12 @@ class LandingMemory:
         return items[item_index]
 
     def rows(self, request_id: RequestId, piece: RowPiece) -> Tensor:
-        """[row_end - row_begin, width]: a view of rows that have landed."""
+        """[row_end - row_begin, levels * width]: a view of rows that have landed."""
         return self._rows[request_id][piece.item_index][piece.row_begin : piece.row_end]
 
     def drop_fused(self, request_id: RequestId, layout: Layout, num_computed: int) -> int:
         """Forget the items whose last row lies before that position; their size in bytes."""
-        items = self._rows[request_id]
+        items = self._rows.get(request_id, {})
         fused = [item for item in layout.items if item.index in items and item.runs[-1].end <= num_computed]
         for item in fused:
             del items[item.index]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -79,8 +80,8 @@ class Runner:
     def launch(self, stretches: Sequence[Stretch], overlays: Sequence[Overlay]) -> Tensor:
         """Logits [asked, vocab] float32, one row per stretch that wants them; does not wait for the device."""
         token_ids, inputs = flatten(stretches, self.block_size, self.model.device)
-        embeddings = fuse(self.model.embed(token_ids), overlays)
-        return self.model.forward(embeddings, inputs, self._kv)
+        embeddings, deepstack = fuse(self.model.embed(token_ids), overlays, self.model.levels)
+        return self.model.forward(embeddings, replace(inputs, deepstack=deepstack), self._kv)
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> list[Drawn]:
