@@ -101,7 +101,8 @@ def _reply(event: PrefillEvent) -> pb.PrefillReply:
         return pb.PrefillReply(kv=wire.kv_ref_to_pb(event))
     if isinstance(event, FirstTokens):
         tokens = [wire.token_to_pb(token) for token in event.tokens]
-        return pb.PrefillReply(first=pb.FirstTokens(tokens=tokens, times=stage_times(event.times)))
+        times, cached_tokens = stage_times(event.times), event.cached_tokens
+        return pb.PrefillReply(first=pb.FirstTokens(tokens=tokens, times=times, cached_tokens=cached_tokens))
     raise InternalError(f"no reply for {type(event).__name__}")
 
 

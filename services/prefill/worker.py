@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from triptych.engine.jobs import PrefillJob, Window
-from triptych.errors import InternalError, LayoutMismatch, TriptychError
+from triptych.errors import InternalError, TriptychError
 from triptych.journey import BlockRef, EmbeddingRef, KVRef, RequestId, Role, Shard, Token
+from triptych.services.prefill.awaited import AwaitedRows
 from triptych.services.site import KV_ARENA, Language, RoleWorker, Site
 from triptych.transfer.checksum import checksum
 
@@ -31,6 +32,7 @@ class FirstTokens:
 
     tokens: tuple[Token, ...]
     times: Mapping[str, float]
+    cached_tokens: int  # of the prompt, whose KV was there already
 
 
 PrefillEvent = Granted | KVRef | FirstTokens | TriptychError
@@ -46,9 +48,13 @@ class _Call:
     lease_seconds: float
     emit: Emit
     transfer_seconds: float = 0.0
-    delivered: set[int] = field(default_factory=set)
+    awaited: AwaitedRows = field(init=False)  # under the worker's lock
+
+    def __post_init__(self) -> None:
+        self.awaited = AwaitedRows(self.job.layout)
 
     def granted(self, window: Window) -> None:
+        self.worker.grant(self, window)
         self.emit(Granted(window))
 
     def kv_ready(self, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int, last: bool) -> None:
@@ -58,7 +64,7 @@ class _Call:
 
     def first_tokens(self, tokens: tuple[Token, ...], times: Mapping[str, float]) -> None:
         self.worker.forget(self.job.request_id)
-        self.emit(FirstTokens(tokens, {**times, "transfer": self.transfer_seconds}))
+        self.emit(FirstTokens(tokens, {**times, "transfer": self.transfer_seconds}, self.awaited.cached_tokens))
 
     def failed(self, error: TriptychError) -> None:
         self.worker.forget(self.job.request_id)
@@ -85,21 +91,28 @@ class PrefillWorker(RoleWorker):
             self._calls[job.request_id] = call
         self._engine.prefill(job, call)
 
-    def deliver(self, key: RequestId, item_index: int, ref: EmbeddingRef) -> None:
-        """Pull an item's rows into the request's landing memory. Returns at once; a repeated item is given back.
-
-        Raises LayoutMismatch when the ref is not what the layout expects at that place.
-        """
+    def grant(self, call: _Call, window: Window) -> None:
+        """Rows of the window's items may come from now on."""
         with self._lock:
-            call = self._calls.get(key)
-            fresh = call is not None and item_index not in call.delivered
-            if call is not None and fresh:
-                self._check_ref(call, item_index, ref)
-                call.delivered.add(item_index)
-        if call is None or not fresh:
-            self._language.peers.release(ref.owner, ref.claim_id)
-            return
-        self._pulls.submit(self._pull, call, item_index, ref)
+            call.awaited.grant(window)
+
+    def deliver(self, key: RequestId, item_index: int, ref: EmbeddingRef) -> None:
+        """Pull an item's rows into the request's landing memory. Returns at once.
+
+        An item that comes again, or whose KV is cached, is given back. Raises LayoutMismatch, having given the claim
+        back, for a ref that is not what the layout expects at that place, or whose window has not been granted.
+        """
+        call = None
+        try:
+            with self._lock:
+                known = self._calls.get(key)
+                if known is not None and known.awaited.take(item_index, ref):
+                    call = known
+        finally:
+            if call is None:
+                self._language.peers.release(ref.owner, ref.claim_id)
+        if call is not None:
+            self._pulls.submit(self._pull, call, item_index, ref)
 
     def export(self, call: _Call, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int) -> KVRef | None:
         """A claim on the blocks; the engine's share of them ends with it. None, and no claim, once cancelled."""
@@ -152,18 +165,6 @@ class PrefillWorker(RoleWorker):
 
     def stop(self) -> None:
         self._pulls.shutdown(wait=False, cancel_futures=True)
-
-    def _check_ref(self, call: _Call, item_index: int, ref: EmbeddingRef) -> None:
-        items = call.job.layout.items
-        if not 0 <= item_index < len(items):
-            raise LayoutMismatch(f"rows came for item {item_index}, the prompt has {len(items)} items")
-        item = items[item_index]
-        if ref.item_digest != item.digest or ref.rows != item.rows:
-            raise LayoutMismatch(
-                f"item {item_index}: the prompt expects {item.rows} rows of {item.digest.hex()[:8]}, "
-                f"the encoder offers {ref.rows} rows of {ref.item_digest.hex()[:8]}",
-                item_index=item_index,
-            )
 
     def _pull(self, call: _Call, item_index: int, ref: EmbeddingRef) -> None:
         key = call.job.request_id

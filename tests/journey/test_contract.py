@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -74,13 +75,23 @@ class Caller:
             lease_ms=5000,
         )
 
+        accepted = threading.Event()
+
         def requests() -> Iterator[Any]:
             yield prefill_pb2.PrefillRequest(start=start)
-            for item in items:
-                yield prefill_pb2.PrefillRequest(item=item)
+            if accepted.wait(CALL_SECONDS):
+                for item in items:
+                    yield prefill_pb2.PrefillRequest(item=item)
             time.sleep(0.5)  # a router keeps the stream open while it waits
 
-        return list(PrefillStub(self.channel).Prefill(requests(), timeout=CALL_SECONDS))
+        replies = []
+        try:
+            for reply in PrefillStub(self.channel).Prefill(requests(), timeout=CALL_SECONDS):
+                replies.append(reply)
+                accepted.set()
+        finally:
+            accepted.set()
+        return replies
 
     def release(self, claims: Sequence[bytes]) -> None:
         request = worker_pb2.ReleaseRequest(envelope=self.envelope(), claim_ids=claims)
@@ -168,6 +179,18 @@ def test_a_claim_that_was_released_is_an_error_not_data(cluster: Running, card: 
     code, _ = refusal(lambda: prefill.prefill(wire.layout_to_pb(layout), [item]))
     assert code is grpc.StatusCode.ABORTED
     cluster.seconds_until_idle(5)
+
+
+def test_rows_of_an_item_that_the_prompt_has_not_are_refused_and_given_back(cluster: Running, card: ModelCard) -> None:
+    data = png(PIXELS)
+    layout = layout_with_image(card, data)
+    encoder, prefill = Caller(cluster, Role.ENCODE, card), Caller(cluster, Role.PREFILL, card)
+    (reply,) = encoder.encode(layout.items[0], data)
+    item = prefill_pb2.ItemRef(item_index=1, ref=reply.ref)
+    code, words = refusal(lambda: prefill.prefill(wire.layout_to_pb(layout), [item]))
+    assert code is grpc.StatusCode.DATA_LOSS
+    assert words == "rows came for item 1, the prompt has 1 items"
+    cluster.seconds_until_idle(2)  # the claim's lease is longer
 
 
 def test_no_claim_outlives_what_its_owner_is_willing_to_wait(cluster: Running, card: ModelCard) -> None:
