@@ -1,7 +1,9 @@
 """From a checked chat request to what the tiers are asked: images loaded, prompt laid out, limits held."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from triptych.errors import InvalidMedia, InvalidRequest
 from triptych.models.card import ModelCard
@@ -23,6 +25,21 @@ _TOKENIZE_IN_THREAD_CHARACTERS = 4096
 _TOKENIZE_IN_THREAD_PARTS = 64  # a template takes its time for each, be it empty
 
 
+@dataclass(frozen=True, slots=True)
+class ItemTerms:
+    """What a request says about its images beside their bytes; every one of them is part of what an item is.
+
+    options:    of the model's image processor; unknown ones are refused
+    cache_salt: rows and KV are shared only between requests of the same salt
+    """
+
+    options: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    cache_salt: bytes = b""
+
+
+NO_TERMS = ItemTerms()
+
+
 class Preparer:
     """Nothing here asks a worker; the fleet only tells how long a prompt may be."""
 
@@ -42,7 +59,7 @@ class Preparer:
         self._default_max_tokens = default_max_tokens
         self._threads = threads
 
-    async def prepare(self, chat: Chat, holding: Holding, timeline: Timeline) -> Prepared:
+    async def prepare(self, chat: Chat, holding: Holding, timeline: Timeline, terms: ItemTerms = NO_TERMS) -> Prepared:
         """Raises what the client has to change."""
         max_model_len = self._fleet.max_model_len(self._card.max_model_len)
         # Before anyone spends seconds on tokenizing what cannot fit.
@@ -53,7 +70,7 @@ class Preparer:
             runs = await self._runs(chat.messages)
         pictures = await self._loader.load(images_of(chat.messages), holding, timeline)
         with timeline.measure("layout"):
-            layout = lay_out(self._parts(runs, pictures))
+            layout = lay_out(self._parts(runs, pictures, terms))
         image_tokens = [item.span.length for item in layout.items]
         max_tokens = max_tokens_for(
             chat.request, layout.num_tokens, max_model_len, self._default_max_tokens, image_tokens
@@ -64,6 +81,7 @@ class Preparer:
             sampling=sampling_for(chat.request, self._card, max_tokens),
             branches=chat.request.n or 1,
             image_params=tuple(picture.part.param for picture in pictures),
+            cache_salt=terms.cache_salt,
         )
 
     async def _runs(self, messages: Sequence[Message]) -> list[tuple[int, ...]]:
@@ -72,19 +90,21 @@ class Preparer:
             return self._prompts.runs(messages)
         return await asyncio.get_running_loop().run_in_executor(self._threads.prompts, self._prompts.runs, messages)
 
-    def _parts(self, runs: Sequence[tuple[int, ...]], pictures: Sequence[Picture]) -> list[TextPart | ItemPart]:
+    def _parts(
+        self, runs: Sequence[tuple[int, ...]], pictures: Sequence[Picture], terms: ItemTerms
+    ) -> list[TextPart | ItemPart]:
         parts: list[TextPart | ItemPart] = [TextPart(runs[0])]
         for index, (picture, run) in enumerate(zip(pictures, runs[1:], strict=True)):
-            parts += (self._item(index, picture), TextPart(run))
+            parts += (self._item(index, picture, terms), TextPart(run))
         return parts
 
-    def _item(self, index: int, picture: Picture) -> ItemPart:
+    def _item(self, index: int, picture: Picture, terms: ItemTerms) -> ItemPart:
         width, height = picture.header.width, picture.header.height
         try:
-            plan = self._card.adapter.plan(width, height, {})
+            plan = self._card.adapter.plan(width, height, terms.options)
         except (InvalidMedia, InvalidRequest) as error:
             raise at_image(error, index, picture.part) from None
-        digest = item_digest(picture.media.digest, {}, self._card.fingerprint)
+        digest = item_digest(picture.media.digest, terms.options, self._card.fingerprint, terms.cache_salt)
         return self._card.adapter.part(plan, digest, width, height, picture.media.index)
 
 

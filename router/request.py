@@ -20,6 +20,7 @@ class Prepared:
     sampling: Sampling
     branches: int  # n
     image_params: tuple[str, ...]  # by item: dotted path of the image in the client's JSON
+    cache_salt: bytes = b""  # rows and KV are shared only between requests of the same salt
 
 
 class Request:

@@ -48,6 +48,12 @@ class Adapter(Protocol):
         Raises InvalidMedia for a size the model refuses, InvalidRequest for an option that is unknown or cannot work.
         """
 
+    def contexts(self, grid: Grid) -> Mapping[str, tuple[int, ...]]:
+        """By kind, the patches of each stretch that the tower's layers attend inside of, as the tower orders them.
+
+        Apart from `plan`, which is made for every image of every request: only the encoder has a use for it.
+        """
+
     def part(self, plan: ItemPlan, digest: bytes, width: int, height: int, media: int) -> ItemPart:
         """The item as it goes into the prompt in place of one `placeholder_text`."""
 

@@ -9,6 +9,7 @@ from triptych.journey import Grid, Modality
 from triptych.models.config_values import whole_number
 from triptych.models.plan import ItemPlan
 from triptych.models.qwen2_5_vl.geometry import Cells, PixelLimits, fit, limits_leading_to, most_cells
+from triptych.models.qwen2_5_vl.patches import order_patches
 from triptych.multimodal.layout import ItemPart
 
 OPTION_NAMES = frozenset({"min_pixels", "max_pixels"})
@@ -16,6 +17,7 @@ OPTION_NAMES = frozenset({"min_pixels", "max_pixels"})
 # What the family's image processor assumes where its file is silent.
 _PATCH_SIZE, _TEMPORAL_PATCH_SIZE, _MERGE_SIZE = 14, 2, 2
 _SMALLEST_PIXELS, _LARGEST_PIXELS = 56 * 56, 28 * 28 * 1280
+_WINDOW_SIZE = 112  # and its tower where config.json is
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Qwen25VLAdapter:
     placeholder_id: int
     placeholder_text: str = "<|image_pad|>"
     option_names: frozenset[str] = OPTION_NAMES
+    window_size: int = _WINDOW_SIZE  # pixels per side of what the tower's windowed layers attend inside
     atomic_items: bool = False  # the decoder attends causally inside an image too: a chunk may end anywhere
 
     @classmethod
@@ -42,7 +45,13 @@ class Qwen25VLAdapter:
         _agreed(processor_config, "temporal_patch_size", _TEMPORAL_PATCH_SIZE, vision, "temporal_patch_size")
         merge_size = _agreed(processor_config, "merge_size", _MERGE_SIZE, vision, "spatial_merge_size")
         image_token_id = whole_number(config, "image_token_id", at_least=0)
-        return cls(patch_size, merge_size, _limits(processor_config), image_token_id)
+        window_size = whole_number({"window_size": _WINDOW_SIZE} | dict(vision), "window_size")
+        if window_size < patch_size * merge_size:
+            raise ConfigError(
+                f"vision_config.window_size is {window_size}, expected at least the {patch_size * merge_size} pixels "
+                "of one embedding row"
+            )
+        return cls(patch_size, merge_size, _limits(processor_config), image_token_id, window_size=window_size)
 
     @property
     def cell(self) -> int:
@@ -68,6 +77,10 @@ class Qwen25VLAdapter:
             )
         grid = self._grid(cells)
         return ItemPlan(grid=grid, merged=Grid(1, cells.h, cells.w), encoder_tokens=grid.patches, rows=cells.count)
+
+    def contexts(self, grid: Grid) -> Mapping[str, tuple[int, ...]]:
+        order = order_patches([grid], self.merge_size, self.window_size // self.cell)
+        return {"frames": tuple(order.frame_lengths.tolist()), "windows": tuple(order.window_lengths.tolist())}
 
     def part(self, plan: ItemPlan, digest: bytes, width: int, height: int, media: int) -> ItemPart:
         return ItemPart(
