@@ -101,13 +101,13 @@ class EncoderSettings:
     host_cache_bytes: int = 0  # host memory for rows that had to leave the arena; 0: none
     gpu_jpeg: str = "auto"  # decode JPEG files on the GPU. auto: where it is there, and the dtype has 16 bits; on, off
     graphs: str = "auto"  # replay the tower's blocks as CUDA graphs. auto: on CUDA; on, off
-    preprocess_threads: int = 2
+    preprocess_threads: int = 0  # decode and resize images. 0: 2 on the CPU, half the cores but 8 at most on CUDA
     max_queued_items: int = 4096
 
     def __post_init__(self) -> None:
-        names = ("max_items_per_batch", "max_encoder_tokens_per_batch", "arena_bytes", "preprocess_threads")
-        _require_positive("encoder", self, *names, "max_queued_items")
-        for name in ("output_bytes", "host_cache_bytes"):
+        names = ("max_items_per_batch", "max_encoder_tokens_per_batch", "arena_bytes", "max_queued_items")
+        _require_positive("encoder", self, *names)
+        for name in ("output_bytes", "host_cache_bytes", "preprocess_threads"):
             _require(getattr(self, name) >= 0, f"encoder.{name}", getattr(self, name), "0 or more")
         for name in ("gpu_jpeg", "graphs"):
             _require_choice(f"encoder.{name}", getattr(self, name), ("auto", "on", "off"))

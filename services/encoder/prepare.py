@@ -1,11 +1,11 @@
-"""The encoder's own special thing: from compressed bytes to the patches that the vision tower takes."""
+"""The encoder's own special thing: from compressed bytes to the pixels that the vision tower takes."""
 
 from dataclasses import replace
 
 from triptych.engine.encoder_jobs import MediaBytes
 from triptych.errors import InvalidMedia
 from triptych.journey import Item
-from triptych.models.base import PreparedItem
+from triptych.models.base import PreparedPixels
 from triptych.models.card import ModelCard
 from triptych.models.loading import load_image_processor
 from triptych.multimodal.canonical import to_rgb
@@ -13,7 +13,7 @@ from triptych.multimodal.sniff import sniff
 
 
 class Preparer:
-    """Decodes, resizes and normalises as the model's own image processor does, and believes no header.
+    """Decodes and resizes as the model's own image processor does, and believes no header.
 
     Called from several threads at once: neither the decoder nor the processor keeps anything between calls.
     """
@@ -22,9 +22,10 @@ class Preparer:
         self._processor = load_image_processor(card)
         self.max_item_tokens = card.adapter.max_item_tokens
         self.max_item_rows = card.adapter.max_item_rows
+        self.token_bytes = self._processor.rule.token_bytes
 
-    def __call__(self, data: MediaBytes, item: Item) -> PreparedItem:
-        """The item's patches in float32.
+    def __call__(self, data: MediaBytes, item: Item) -> PreparedPixels:
+        """The item's pixels, resized.
 
         Raises InvalidMedia, with the item's index, for an image that cannot be decoded, has another size than the item
         was planned with, or does not become its grid.
@@ -35,7 +36,7 @@ class Preparer:
             error.item_index = item.index
             raise
 
-    def _prepare(self, data: bytes, item: Item) -> PreparedItem:
+    def _prepare(self, data: bytes, item: Item) -> PreparedPixels:
         # The header first: an image that is not what was planned for is not worth decoding, and may be absurdly large.
         header = sniff(data)
         if (header.width, header.height) != (item.width, item.height):
@@ -43,6 +44,6 @@ class Preparer:
                 f"the image was announced as {item.width}x{item.height} pixels, "
                 f"its header says {header.width}x{header.height}"
             )
-        prepared = self._processor.prepare(to_rgb(data, header), item)
+        prepared = self._processor.pixels(to_rgb(data, header), item)
         # What the grid makes, not what the item says: the engine compares the two.
         return replace(prepared, rows=prepared.grid.patches * self.max_item_rows // self.max_item_tokens)

@@ -12,7 +12,7 @@ from triptych.engine.device_errors import is_device_lost, is_out_of_memory
 from triptych.engine.encoder_jobs import MediaBytes
 from triptych.errors import InternalError, InvalidMedia, LayoutMismatch, Overloaded, WorkerLost
 from triptych.journey import Grid, Item, Run
-from triptych.models.base import PreparedItem, VisionTower
+from triptych.models.base import Prepared, VisionTower
 from triptych.models.card import ModelCard
 from triptych.services.encoder.prepare import Preparer
 
@@ -110,8 +110,9 @@ def test_too_little_memory_for_a_batch_is_no_ones_fault(card: ModelCard, tower: 
 def test_a_processor_that_fails_takes_one_item_with_it(card: ModelCard, tower: VisionTower, prepare: Preparer) -> None:
     class Clumsy:
         max_item_tokens, max_item_rows = prepare.max_item_tokens, prepare.max_item_rows
+        token_bytes = prepare.token_bytes
 
-        def __call__(self, data: MediaBytes, item: Item) -> PreparedItem:
+        def __call__(self, data: MediaBytes, item: Item) -> Prepared:
             if item.index:
                 raise MemoryError if item.index == 1 else IndexError("a bug")
             return prepare(data, item)

@@ -93,4 +93,5 @@ def test_prepared_patches_are_bit_equal_to_the_models_own_processor(
             data = picture(seed, *size)
             prepared = prepare(data, rig.wish(data).job.item)
             made = stock._processor(images=[to_rgb(data)], return_tensors="pt")
-            assert np.array_equal(prepared.patches.numpy(), made["pixel_values"].numpy())
+            patches = model[1].patches([prepared.pixels], [prepared.grid])
+            assert np.array_equal(patches.numpy(), made["pixel_values"].numpy())

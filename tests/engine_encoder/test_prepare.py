@@ -1,4 +1,4 @@
-"""From bytes to patches: what the header announced must be what is there."""
+"""From bytes to pixels: what the header announced must be what is there."""
 
 import io
 import struct
@@ -13,6 +13,7 @@ from transformers import AutoImageProcessor
 from tests.engine_encoder.rig import item_of, picture
 from triptych.errors import InvalidMedia
 from triptych.journey import Item, Run
+from triptych.models.base import VisionTower
 from triptych.models.card import ModelCard
 from triptych.multimodal.canonical import to_rgb
 from triptych.services.encoder.prepare import Preparer
@@ -44,22 +45,26 @@ def test_sizes_are_those_after_orientation(card: ModelCard, prepare: Preparer) -
         prepare(data, item_of(card, oriented_jpeg(1, 112, 56)))
 
 
-def test_a_clients_pixel_limits_are_met_through_the_grid_alone(card: ModelCard, prepare: Preparer) -> None:
+def test_a_clients_pixel_limits_are_met_through_the_grid_alone(
+    card: ModelCard, prepare: Preparer, tower: VisionTower
+) -> None:
     data = picture(1, 300, 200)
     item = with_options(card, item_of(card, data), max_pixels=28 * 28 * 20)
     assert item.grid != item_of(card, data).grid
     made = AutoImageProcessor.from_pretrained(card.folder)(
         images=[to_rgb(data)], return_tensors="pt", size={"shortest_edge": 3136, "longest_edge": 28 * 28 * 20}
     )
-    assert np.array_equal(prepare(data, item).patches.numpy(), made["pixel_values"].numpy())
+    prepared = prepare(data, item)
+    patches = tower.patches([prepared.pixels], [prepared.grid])
+    assert np.array_equal(patches.numpy(), made["pixel_values"].numpy())
 
 
 def test_bytes_may_come_in_any_kind_of_buffer(card: ModelCard, prepare: Preparer) -> None:
     data = picture(1)
     item = item_of(card, data)
-    expected = prepare(data, item).patches
+    expected = prepare(data, item).pixels
     for buffer in (bytearray(data), memoryview(data)):
-        assert prepare(buffer, item).patches.equal(expected)
+        assert prepare(buffer, item).pixels.equal(expected)
 
 
 def test_a_header_that_lies_about_its_size_is_not_decoded(card: ModelCard, prepare: Preparer) -> None:

@@ -64,7 +64,8 @@ def test_rows_are_those_of_the_cpu(card: ModelCard, tower: VisionTower, prepare:
         wishes = [rig.wish(picture(seed, *size)) for seed, size in enumerate(SIZES)]
         for seed, (size, wish) in enumerate(zip(SIZES, wishes, strict=True)):
             prepared = prepare(picture(seed, *size), wish.job.item)
-            expected = host.encode(prepared.patches, (prepared.grid,))
+            patches = host.patches([prepared.pixels], [prepared.grid])
+            expected = host.encode(patches, (prepared.grid,))
             apart = (rig.rows(wish.ref).cpu() - expected).abs().max() / expected.abs().max()
             assert apart.item() <= 1e-3  # fp32 matrix products may take TF32-sized steps
         rig.release(wishes)

@@ -70,8 +70,9 @@ def layout_of(card: ModelCard, reference: Reference, messages: list[Message], im
 def rows_of(card: ModelCard, layout: Layout, images: list[RGB]) -> Tensor:
     """All items in one batch of the tower."""
     processor, tower = load_image_processor(card), load_tower(card, CPU)
-    prepared = [processor.prepare(images[item.media], item) for item in layout.items]
-    return tower.encode(torch.cat([each.patches for each in prepared]), tuple(each.grid for each in prepared))
+    prepared = [processor.pixels(images[item.media], item) for item in layout.items]
+    grids = tuple(each.grid for each in prepared)
+    return tower.encode(tower.patches([each.pixels for each in prepared], grids), grids)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -67,6 +67,7 @@ class ItemPreparer(Protocol):
 
     max_item_tokens: int  # encoder tokens of the largest item the model takes
     max_item_rows: int  # and its embedding rows
+    token_bytes: int  # of a prepared item, per encoder token
 
     def __call__(self, data: MediaBytes, item: Item) -> Prepared:
         """Patches or pixels of the compressed source.

@@ -10,6 +10,7 @@ from triptych.errors import ConfigError
 from triptych.models.base import LanguageModel, VisionTower
 from triptych.models.card import ModelCard, resolve_dtype
 from triptych.models.images import ImageProcessor, load_image_processor
+from triptych.models.pixels import PixelRule
 from triptych.models.qwen2_5_vl import language as qwen2_5_vl_language
 from triptych.models.qwen2_5_vl import tower as qwen2_5_vl_tower
 
@@ -21,7 +22,7 @@ class Family:
     """The torch half of a model family; `adapter.py` has the other."""
 
     load_language: Callable[[ModelCard, torch.dtype, torch.device], LanguageModel]
-    load_tower: Callable[[ModelCard, torch.dtype, torch.device], VisionTower]
+    load_tower: Callable[[ModelCard, PixelRule, torch.dtype, torch.device], VisionTower]
 
 
 _FAMILY_BY_MODEL_TYPE: Mapping[str, Family] = {
@@ -40,7 +41,8 @@ def load_language(card: ModelCard, device: torch.device, dtype: str = "auto") ->
 
 def load_tower(card: ModelCard, device: torch.device, dtype: str = "auto") -> VisionTower:
     """The vision tower with its weights on the device, without the decoder's; otherwise as `load_language`."""
-    return _family(card).load_tower(card, _torch_dtype(card, dtype, device), device)
+    rule = load_image_processor(card).rule
+    return _family(card).load_tower(card, rule, _torch_dtype(card, dtype, device), device)
 
 
 def _family(card: ModelCard) -> Family:

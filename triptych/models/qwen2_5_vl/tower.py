@@ -16,6 +16,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTra
 
 from triptych.journey import Grid
 from triptych.models.card import ModelCard
+from triptych.models.pixels import PixelRule, write_patches
 from triptych.models.qwen2_5_vl.patches import order_patches
 from triptych.models.segment_attention import ATTENTION_NAME, segment
 from triptych.models.shipping import ship
@@ -43,8 +44,8 @@ class PatchProjection(nn.Module):
 class Qwen25VLTower:
     """A VisionTower of one checkpoint, on one device."""
 
-    def __init__(self, module: Any) -> None:
-        """module: Qwen2_5_VisionTransformerPretrainedModel with its weights"""
+    def __init__(self, module: Any, rule: PixelRule) -> None:
+        """module: Qwen2_5_VisionTransformerPretrainedModel with its weights; rule: the checkpoint's, for its images"""
         self.module = module
         self.dtype: torch.dtype = module.dtype
         self.device: torch.device = module.device
@@ -53,11 +54,22 @@ class Qwen25VLTower:
         self.width = int(module.config.out_hidden_size)
         self.levels = 1
         self.context_kinds: tuple[str, ...] = ("frames", "windows")
+        self._rule = rule.to(self.device)
         self._merge_size = int(module.spatial_merge_size)
         self._blocks_per_window = int(module.window_size) // self._merge_size // int(module.patch_size)
 
     def patches(self, pixels: Sequence[Tensor], grids: Sequence[Grid]) -> Tensor:
-        raise NotImplementedError(f"{len(pixels)} images came as pixels, this tower takes patches")
+        """Patches [patches of all items, patch numbers] on the tower's device, in its dtype; no host synchronisation.
+
+        pixels: each item's [3, height, width] uint8, on the CPU (best pinned) or on the device
+
+        Raises LayoutMismatch where pixels are not those of their grid.
+        """
+        sizes = [grid.patches for grid in grids]
+        made = torch.empty(sum(sizes), self._rule.patch_numbers, dtype=self.dtype, device=self.device)
+        for each, grid, home in zip(pixels, grids, torch.split(made, sizes), strict=True):
+            write_patches(self._on_device(each), grid, self._rule, home)
+        return made
 
     @torch.no_grad()
     def encode(self, patches: Tensor, grids: tuple[Grid, ...]) -> Tensor:
@@ -84,8 +96,18 @@ class Qwen25VLTower:
         rows: Tensor = made.pooler_output
         return rows
 
+    def _on_device(self, pixels: Tensor) -> Tensor:
+        if self.device.type == "cpu":
+            return pixels
+        if pixels.device.type == "cpu":
+            # From memory that is not pinned the copy would make the host wait.
+            return (pixels if pixels.is_pinned() else pixels.pin_memory()).to(self.device, non_blocking=True)
+        # Made on another thread's stream, which may not have the memory back before this one has read it.
+        pixels.record_stream(torch.cuda.current_stream(self.device))
+        return pixels
 
-def load(card: ModelCard, dtype: torch.dtype, device: torch.device) -> Qwen25VLTower:
+
+def load(card: ModelCard, rule: PixelRule, dtype: torch.dtype, device: torch.device) -> Qwen25VLTower:
     """The tower of the card's checkpoint; reads no weight of its decoder. Raises ConfigError."""
     config = Qwen2_5_VLConfig.from_pretrained(card.folder, local_files_only=True)
     vision = copy.deepcopy(config.vision_config)
@@ -94,4 +116,4 @@ def load(card: ModelCard, dtype: torch.dtype, device: torch.device) -> Qwen25VLT
     # Set only now: while it builds a model, transformers looks for a package behind every name with `flash` in it.
     module.config._attn_implementation = ATTENTION_NAME
     read_weights(module, card.folder, _PREFIXES)
-    return Qwen25VLTower(module)
+    return Qwen25VLTower(module, rule)
