@@ -6,17 +6,22 @@
 
 A flight begins with the first job for rows that nobody has or makes; jobs for the same rows join it. It is dropped with
 its last waiting job, unless its rows are being computed already: then they become cache. Bookkeeping alone.
+
+Items go in the order in which they are consumed: by the arrival of the request that came first of all that want it, and
+within a request by their place in the prompt.
 """
 
 import enum
 import heapq
 import itertools
 import math
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from triptych.engine.encoder_jobs import EncodeJob, OnDone
+from triptych.engine.encoder_waiting import Rank
 from triptych.engine.store_entry import Acquired, Entry
 from triptych.errors import InvariantViolation
 from triptych.journey import Item, RequestId
@@ -39,6 +44,9 @@ _MOVES: Mapping[Phase, tuple[Phase, ...]] = {
     Phase.DONE: (),
 }
 
+# A request keeps its place in the order between its windows, when nothing of it waits here; the latest so many do.
+_REQUESTS_REMEMBERED = 4096
+
 Span = tuple[float, float]  # begin and end, on time.monotonic
 
 NO_TIMES: Mapping[str, float] = MappingProxyType({"queue": 0.0, "preprocess": 0.0, "encode": 0.0})
@@ -51,7 +59,7 @@ class Flight:
     arrival: int  # order of arrival, unique
     item: Item  # as the first job names it; those who join differ in index and place at most
     entry: Entry
-    rank: tuple[int, int]  # what goes into a batch first: the smaller one
+    rank: Rank  # the smaller one is prepared and encoded first
     phase: Phase = Phase.QUEUED
     waiters: dict[int, "Waiter"] = field(default_factory=dict)  # by number
     prepared: Prepared | None = None
@@ -91,7 +99,8 @@ class Flights:
         self.tokens = dict.fromkeys(Phase, 0)  # their encoder tokens
         self._by_entry: dict[Entry, Flight] = {}
         self._by_arrival: dict[int, Flight] = {}
-        self._queued: dict[int, Flight] = {}  # by arrival, in order
+        self._queued: list[tuple[Rank, int]] = []  # heap of (rank, arrival); what has moved on stays till it is met
+        self._request_arrivals: OrderedDict[RequestId, int] = OrderedDict()  # latest seen last
         self._waiters: dict[int, Waiter] = {}
         self._by_request: dict[RequestId, dict[int, Waiter]] = {}
         self._deadlines: list[tuple[float, int]] = []  # (deadline, waiter number); numbers of the gone stay till then
@@ -122,19 +131,28 @@ class Flights:
 
     @property
     def first_queued(self) -> Flight | None:
-        return next(iter(self._queued.values()), None)
+        while self._queued and not self._is_queued(*self._queued[0]):
+            heapq.heappop(self._queued)
+        return self._by_arrival[self._queued[0][1]] if self._queued else None
 
-    def board(self, job: EncodeJob, on_done: OnDone, entry: Entry, acquired: Acquired, now: float) -> None:
-        """Let a job wait for its entry's flight, which begins with it unless there is one."""
+    def board(self, job: EncodeJob, on_done: OnDone, entry: Entry, acquired: Acquired, now: float) -> Flight:
+        """Let a job wait for its entry's flight, which begins with it unless there is one.
+
+        The flight takes the best rank of all who have ever waited for it, so what is scheduled may have to move up.
+        """
+        rank = (self._arrival_of(job.request_id), job.item.index)
         flight = self._by_entry.get(entry)
         if flight is None:
-            flight = self._begin(job.item, entry)
+            flight = self._begin(job.item, entry, rank)
+        elif rank < flight.rank:
+            self._move_up(flight, rank)
         waiter = Waiter(next(self._numbers), job, on_done, flight, acquired, now)
         flight.waiters[waiter.number] = waiter
         self._waiters[waiter.number] = waiter
         self._by_request.setdefault(job.request_id, {})[waiter.number] = waiter
         if job.deadline < math.inf:
             heapq.heappush(self._deadlines, (job.deadline, waiter.number))
+        return flight
 
     def leave(self, waiter: Waiter) -> None:
         """The job waits no more; what becomes of its flight is the caller's decision."""
@@ -150,7 +168,6 @@ class Flights:
         if phase not in _MOVES[flight.phase]:
             raise InvariantViolation(f"item {flight.arrival} cannot go from {flight.phase.value} to {phase.value}")
         self._count(flight, -1)
-        self._queued.pop(flight.arrival, None)
         flight.phase = phase
         if phase is Phase.DONE:
             del self._by_arrival[flight.arrival]
@@ -196,17 +213,34 @@ class Flights:
         ):
             if waiters != self._waiters:
                 raise InvariantViolation(f"{len(self._waiters)} jobs wait, {len(waiters)} are indexed")
-        if list(self._queued) != [flight.arrival for flight in self if flight.phase is Phase.QUEUED]:
+        queued = {(flight.rank, flight.arrival) for flight in self if flight.phase is Phase.QUEUED}
+        if {place for place in self._queued if self._is_queued(*place)} != queued:
             raise InvariantViolation("the preprocessing queue and the queued items differ")
 
-    def _begin(self, item: Item, entry: Entry) -> Flight:
-        arrival = next(self._numbers)
-        flight = Flight(arrival, item, entry, (arrival, 0))
+    def _begin(self, item: Item, entry: Entry, rank: Rank) -> Flight:
+        flight = Flight(next(self._numbers), item, entry, rank)
         self._by_entry[entry] = flight
         self._by_arrival[flight.arrival] = flight
-        self._queued[flight.arrival] = flight
+        heapq.heappush(self._queued, (rank, flight.arrival))
         self._count(flight, 1)
         return flight
+
+    def _move_up(self, flight: Flight, rank: Rank) -> None:
+        flight.rank = rank
+        if flight.phase is Phase.QUEUED:
+            heapq.heappush(self._queued, (rank, flight.arrival))
+
+    def _is_queued(self, rank: Rank, arrival: int) -> bool:
+        flight = self._by_arrival.get(arrival)
+        return flight is not None and flight.phase is Phase.QUEUED and flight.rank == rank
+
+    def _arrival_of(self, request_id: RequestId) -> int:
+        """When the request first came, in order of arrival."""
+        arrival = self._request_arrivals.pop(request_id, None)
+        self._request_arrivals[request_id] = next(self._numbers) if arrival is None else arrival
+        if len(self._request_arrivals) > _REQUESTS_REMEMBERED:
+            self._request_arrivals.popitem(last=False)
+        return self._request_arrivals[request_id]
 
     def _count(self, flight: Flight, sign: int) -> None:
         self.items[flight.phase] += sign

@@ -1,10 +1,16 @@
 """Which prepared items the encoder takes into its next batch. Decisions only: no tensors, no clock, no threads."""
 
-from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from triptych.errors import InvariantViolation
+import numpy as np
+from numpy.typing import NDArray
+
+from triptych.engine.encoder_waiting import Rank, WaitingColumns, WaitingItem, WaitingView
+
+__all__ = ["Batch", "BatchBudget", "EncoderScheduler", "WaitingItem", "choose_batch"]
+
+Place = Callable[[WaitingItem], bool]  # takes room for an item, or says that there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +32,6 @@ class BatchBudget:
             )
 
 
-@dataclass(slots=True, eq=False)
-class WaitingItem:
-    """One item ready to be encoded."""
-
-    arrival: int  # place in the order of arrival, unique; what the caller knows the item by
-    encoder_tokens: int
-    units: int  # of the arena, in a row
-    rank: tuple[int, int]  # the smaller one goes first
-    refused_since: float | None = None  # when it first found no room
-
-    def waits_for_room(self, now: float) -> float:
-        """Seconds since it first found no room."""
-        return 0.0 if self.refused_since is None else now - self.refused_since
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What to encode now. `blocked`: the item for which room must be made, if one has waited for it too long."""
@@ -49,33 +40,68 @@ class Batch:
     blocked: WaitingItem | None = None
 
 
-@dataclass(slots=True)
 class _Draft:
-    """A batch in the making."""
+    """A batch in the making: one pass along the view, from each item that gets an answer to the next."""
 
-    budget: BatchBudget
-    items: list[WaitingItem] = field(default_factory=list)
-    encoder_tokens: int = 0
-    refused_units: int | None = None  # the smallest request for room that was refused
+    def __init__(self, view: WaitingView, budget: BatchBudget, now: float) -> None:
+        self.items: list[WaitingItem] = []
+        self.blocked: WaitingItem | None = None
+        self.refused = np.zeros(len(view), np.bool_)
+        self._view = view
+        self._budget = budget
+        waits = np.where(np.isnan(view.refused_since), 0.0, now - view.refused_since)
+        self._impatient = waits >= budget.patience_seconds
+        self._tokens_left: float = np.inf  # the first item may have any number of tokens
+        self._units_refused: float = np.inf  # the smallest request for room that was refused
 
-    @property
-    def full(self) -> bool:
-        return len(self.items) == self.budget.max_items
+    def draw_up(self, place: Place) -> None:
+        begin: int | None = 0
+        while begin is not None:
+            begin = self._go_on(begin, place)
 
-    def allows(self, item: WaitingItem) -> bool:
-        return not self.items or self.encoder_tokens + item.encoder_tokens <= self.budget.max_encoder_tokens
+    def _go_on(self, begin: int, place: Place) -> int | None:
+        """Pass over what cannot come in and ask for room for the first that can; where to go on, None at the end."""
+        allowed = self._view.tokens[begin:] <= self._tokens_left
+        # Room only shrinks while a batch is drawn up, so whoever needs no less than was refused needs not ask.
+        asks = allowed & (self._view.units[begin:] < self._units_refused)
+        stops = asks | self._impatient[begin:]
+        length = int(stops.argmax()) if stops.any() else len(stops)
+        self.refused[begin : begin + length] = allowed[:length]
+        if length == len(stops):
+            return None
+        index = begin + length
+        if asks[length] and place(self._view.item(index)):
+            self._take(index)
+            return None if len(self.items) == self._budget.max_items else index + 1
+        if allowed[length]:
+            self._refuse(index)
+        if not self._impatient[index]:
+            return index + 1
+        # Nobody behind it starts any more, so that what comes free is its own.
+        self.blocked = self._view.item(index) if allowed[length] else None
+        return None
 
-    def might_place(self, item: WaitingItem) -> bool:
-        """Room only shrinks while a batch is drawn up, so whoever needs more than was refused needs not ask."""
-        return self.refused_units is None or item.units < self.refused_units
-
-    def take(self, item: WaitingItem) -> None:
+    def _take(self, index: int) -> None:
+        item = self._view.item(index)
+        tokens = sum(taken.encoder_tokens for taken in self.items) + item.encoder_tokens
+        self._tokens_left = self._budget.max_encoder_tokens - tokens
         self.items.append(item)
-        self.encoder_tokens += item.encoder_tokens
 
-    def refuse(self, item: WaitingItem, now: float) -> None:
-        item.refused_since = now if item.refused_since is None else item.refused_since
-        self.refused_units = item.units if self.refused_units is None else min(self.refused_units, item.units)
+    def _refuse(self, index: int) -> None:
+        self.refused[index] = True
+        self._units_refused = min(self._units_refused, int(self._view.units[index]))
+
+
+def choose_batch(view: WaitingView, budget: BatchBudget, now: float, place: Place) -> tuple[Batch, NDArray[np.bool_]]:
+    """The batch to encode now, and which items [items of the view] have found no room.
+
+    Items go in the view's order; later ones fill what an earlier one cannot use. One that finds no room is overtaken
+    for the budget's patience only. One that finds its batch too full needs none: with each batch it moves up, and
+    whoever is first in a batch may come in.
+    """
+    draft = _Draft(view, budget, now)
+    draft.draw_up(place)
+    return Batch(tuple(draft.items), draft.blocked), draft.refused
 
 
 class EncoderScheduler:
@@ -87,47 +113,34 @@ class EncoderScheduler:
 
     def __init__(self, budget: BatchBudget) -> None:
         self.budget = budget
-        self._waiting: list[WaitingItem] = []  # ascending by rank
+        self._waiting = WaitingColumns()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    @property
-    def waiting_tokens(self) -> int:
-        return sum(item.encoder_tokens for item in self._waiting)
-
-    def add(self, arrival: int, encoder_tokens: int, units: int, rank: tuple[int, int] | None = None) -> None:
+    def add(self, arrival: int, encoder_tokens: int, units: int, rank: Rank | None = None) -> None:
         """Let an item wait, in order of its rank; without one, in order of arrival."""
         if min(encoder_tokens, units) <= 0:
             raise ValueError(f"item {arrival} has {encoder_tokens} encoder tokens in {units} units, both must be > 0")
-        item = WaitingItem(arrival, encoder_tokens, units, (arrival, 0) if rank is None else rank)
-        insort(self._waiting, item, key=lambda item: (item.rank, item.arrival))
+        self._waiting.add(WaitingItem(arrival, encoder_tokens, units, (arrival, 0) if rank is None else rank))
+
+    def rerank(self, arrival: int, rank: Rank) -> None:
+        """Give an item that waits another place in the order."""
+        self._waiting.rerank(arrival, rank)
 
     def remove(self, arrival: int) -> None:
         """Forget an item that is wanted no more; one that does not wait is none of our business."""
-        self._waiting = [item for item in self._waiting if item.arrival != arrival]
+        self._waiting.remove(arrival)
 
-    def next_batch(self, now: float, place: Callable[[WaitingItem], bool]) -> Batch:
+    def next_batch(self, now: float, place: Place) -> Batch:
         """The items to encode now; they wait no more. `place` takes room for one, or says that there is none."""
-        draft, blocked = _Draft(self.budget), None
-        for item in self._waiting:
-            allowed = draft.allows(item)
-            if allowed and draft.might_place(item) and place(item):
-                draft.take(item)
-                if draft.full:
-                    break
-                continue
-            if allowed:
-                draft.refuse(item, now)
-            if item.waits_for_room(now) >= self.budget.patience_seconds:
-                blocked = item if allowed else None
-                break
-        taken = {item.arrival for item in draft.items}
-        self._waiting = [item for item in self._waiting if item.arrival not in taken]
-        return Batch(tuple(draft.items), blocked)
+        view = self._waiting.view()
+        batch, refused = choose_batch(view, self.budget, now, place)
+        self._waiting.refuse(view.places[refused], now)
+        for item in batch.items:
+            self._waiting.remove(item.arrival)
+        return batch
 
     def check(self) -> None:
         """Raises InvariantViolation naming the first rule that does not hold."""
-        places = [(item.rank, item.arrival) for item in self._waiting]
-        if places != sorted(places) or len({arrival for _, arrival in places}) != len(places):
-            raise InvariantViolation(f"items wait in the order {places}, expected ascending and each once")
+        self._waiting.check()

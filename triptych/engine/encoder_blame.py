@@ -1,0 +1,91 @@
+"""Who is to blame when a batch cannot be encoded: by encoding less at once until only the guilty fail.
+
+An error of a whole batch tells nothing about its items, so nobody fails for it. Too little memory: both halves are
+tried, once, then the items of a half that still does not fit. Anything else: each item alone. What fails alone is the
+item's own failure. Only a broken device is nobody's.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from triptych.engine.device_errors import DeviceLost, as_ours, is_device_lost, is_out_of_memory
+from triptych.errors import LayoutMismatch, TriptychError
+
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Done = TypeVar("Done")
+Write = Callable[[Sequence[Item]], Sequence[Done]]
+
+
+def encode_in_parts(write: Write[Item, Done], batch: Sequence[Item]) -> list[Done | TriptychError]:
+    """What `write` makes of each item of a batch, or the item's own failure.
+
+    write: encodes items together, all of them or none; it must change nothing that others see before it is sure
+
+    Raises DeviceLost when the CUDA context is broken, which no item is to blame for.
+    """
+    if len(batch) == 1:
+        return [_alone(write, batch[0])]
+    done = _attempt(write, batch)
+    if not isinstance(done, Exception):
+        return list(done)
+    if not is_out_of_memory(done):
+        log.warning("a batch of %d items failed (%s), trying them one by one", len(batch), done)
+        return _singly(write, batch)
+    log.warning("a batch of %d items needs more memory than there is (%s), trying its halves", len(batch), done)
+    middle = (len(batch) + 1) // 2
+    return _together_or_singly(write, batch[:middle]) + _together_or_singly(write, batch[middle:])
+
+
+def _together_or_singly(write: Write[Item, Done], batch: Sequence[Item]) -> list[Done | TriptychError]:
+    if len(batch) == 1:
+        return [_alone(write, batch[0])]
+    done = _attempt(write, batch)
+    return _singly(write, batch) if isinstance(done, Exception) else list(done)
+
+
+def _singly(write: Write[Item, Done], batch: Sequence[Item]) -> list[Done | TriptychError]:
+    return [_alone(write, item) for item in batch]
+
+
+def _alone(write: Write[Item, Done], item: Item) -> Done | TriptychError:
+    try:
+        return write([item])[0]
+    except Exception as error:
+        _raise_if_lost(error)
+        return as_ours(error, "encoding the image")
+
+
+def _attempt(write: Write[Item, Done], batch: Sequence[Item]) -> Sequence[Done] | Exception:
+    """What was written, or the error without its traceback, which would keep the failed batch's tensors alive."""
+    try:
+        return write(batch)
+    except Exception as error:
+        _raise_if_lost(error)
+        return error.with_traceback(None)
+
+
+def _raise_if_lost(error: Exception) -> None:
+    if is_device_lost(error):
+        raise DeviceLost(str(error)) from error
+
+
+def check_rows(rows: object, wanted: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """The tower's result as rows [rows, row numbers]; raises LayoutMismatch naming what it is instead."""
+    if not isinstance(rows, Tensor):
+        raise LayoutMismatch(f"the vision tower made {type(rows).__name__}, expected a tensor {wanted} of {dtype}")
+    found = tuple(rows.shape)
+    if rows.ndim != 2:
+        raise LayoutMismatch(f"the vision tower made a tensor {found} of rank {rows.ndim}, expected rank 2: {wanted}")
+    if found[1] != wanted[1]:
+        raise LayoutMismatch(f"the vision tower made rows of {found[1]} numbers, expected {wanted[1]}")
+    if found[0] != wanted[0]:
+        raise LayoutMismatch(f"the vision tower made {found[0]} rows, expected {wanted[0]}")
+    if rows.dtype != dtype:
+        raise LayoutMismatch(f"the vision tower made rows of {rows.dtype}, expected {dtype}")
+    return rows
