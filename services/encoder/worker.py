@@ -1,13 +1,17 @@
 """The encode role: vision tower, embedding arena, and nothing of the language model."""
 
+import logging
 from collections.abc import Mapping
 
+from triptych.engine.encoder_budgets import EncoderBudgets, ItemCost, resolve_budgets, row_bytes
 from triptych.engine.encoder_loop import EncoderEngine
-from triptych.errors import ConfigError
-from triptych.journey import RequestId, Role
+from triptych.journey import Modality, RequestId, Role
+from triptych.models.base import VisionTower
 from triptych.models.loading import load_tower
 from triptych.services.encoder.prepare import Preparer
 from triptych.services.site import EMBEDDING_ARENA, RoleWorker, Site, die
+
+log = logging.getLogger(__name__)
 
 ROWS_PER_UNIT = 16  # what one generation word guards: small items waste little, big ones need few words
 
@@ -19,17 +23,16 @@ class EncoderWorker(RoleWorker):
 
     def __init__(self, site: Site) -> None:
         tower = load_tower(site.card, site.device, site.settings.serve.dtype)
-        unit_bytes = ROWS_PER_UNIT * tower.levels * tower.width * site.dtype.itemsize
-        num_units = site.settings.encoder.arena_bytes // unit_bytes
-        if num_units < 1:
-            raise ConfigError(
-                f"encoder.arena_bytes is {site.settings.encoder.arena_bytes}, expected at least {unit_bytes}"
-            )
-        slab = site.add_slab("embedding", EMBEDDING_ARENA, unit_bytes, num_units)
+        prepare = Preparer(site.card)
+        # The tower first, whose shape the budgets need; then the budgets, which say how much memory is made.
+        budgets = _budgets(site, tower, prepare)
+        log.info(budgets.line())
+        unit_bytes = ROWS_PER_UNIT * budgets.row_bytes
+        slab = site.add_slab("embedding", EMBEDDING_ARENA, unit_bytes, budgets.units(unit_bytes))
         self.engine = EncoderEngine(
             tower=tower,
             slab=slab,
-            prepare=Preparer(site.card),
+            prepare=prepare,
             leases=site.leases,
             owner=site.owner,
             settings=site.settings.encoder,
@@ -53,3 +56,9 @@ class EncoderWorker(RoleWorker):
 
     def stop(self) -> None:
         self.engine.stop()
+
+
+def _budgets(site: Site, tower: VisionTower, prepare: Preparer) -> EncoderBudgets:
+    largest = {Modality.IMAGE: ItemCost(prepare.max_item_tokens, prepare.max_item_rows)}
+    bytes_per_row = row_bytes(tower.width, tower.levels, tower.dtype.itemsize)
+    return resolve_budgets(site.settings.encoder, largest, bytes_per_row, tower.context_kinds)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from triptych.config import EncoderSettings, TransferSettings
+from triptych.engine.encoder_budgets import EncoderBudgets, ItemCost, resolve_budgets, row_bytes
 from triptych.engine.encoder_loop import EncodeJob, EncoderEngine, EncodeResult, ItemPreparer
 from triptych.errors import TriptychError
 from triptych.journey import EmbeddingRef, Endpoint, Grid, Item, Modality, RequestId, Run, new_request_id
@@ -157,9 +158,9 @@ class Rig:
         checksums: bool,
     ) -> None:
         self.card = card
-        row_bytes = tower.levels * tower.width * tower.dtype.itemsize
-        num_units = arena_rows // ROWS_PER_UNIT
-        self.slab: Slab = create_slab("embedding", ARENA, ROWS_PER_UNIT * row_bytes, num_units, tower.device)
+        self.budgets = budgets_of(tower, prepare, arena_rows, settings)
+        unit_bytes = ROWS_PER_UNIT * self.budgets.row_bytes
+        self.slab: Slab = create_slab("embedding", ARENA, unit_bytes, self.budgets.units(unit_bytes), tower.device)
         self.leases = LeaseTable()
         self.fatal: list[BaseException] = []
         transfer = TransferSettings(checksums=checksums)
@@ -236,6 +237,15 @@ def running(
             tower.open.set()
         rig.engine.stop()
         rig.slab.close()
+
+
+def budgets_of(tower: VisionTower, prepare: ItemPreparer, arena_rows: int, settings: EncoderSettings) -> EncoderBudgets:
+    """Budgets of an arena for that many rows, however large the model's largest item is."""
+    bytes_per_row = row_bytes(tower.width, tower.levels, tower.dtype.itemsize)
+    largest = {Modality.IMAGE: ItemCost(prepare.max_item_tokens, prepare.max_item_rows)}
+    arena_bytes = arena_rows * bytes_per_row
+    settings = replace(settings, output_bytes=arena_bytes, arena_bytes=arena_bytes)
+    return resolve_budgets(settings, largest, bytes_per_row, tower.context_kinds)
 
 
 def _nobody(endpoint: Endpoint) -> Sequence[ArenaInfo]:
