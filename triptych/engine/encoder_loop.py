@@ -22,7 +22,7 @@ from triptych.engine.encoder_flights import Flight, Phase
 from triptych.engine.encoder_grants import Grant, Grants, RefMaker
 from triptych.engine.encoder_jobs import EncodeJob, EncodeResult, ItemPreparer, OnDone, for_item
 from triptych.engine.encoder_ledger import EncoderLedger, FlightBatch
-from triptych.engine.encoder_preprocess import Preprocessing
+from triptych.engine.encoder_preprocess import Preprocessing, Trace, preprocess_threads
 from triptych.engine.encoder_runner import EncoderRunner, PlacedItem
 from triptych.engine.encoder_scheduler import BatchBudget, EncoderScheduler
 from triptych.errors import InternalError, Overloaded, TriptychError, WorkerLost
@@ -54,10 +54,14 @@ class EncoderEngine:
         transfer: TransferSettings,
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        """on_fatal: told that this process can encode no more (the CUDA context is broken, say), before anyone else."""
+        """on_fatal: told that this process can encode no more (the CUDA context is broken, say), before anyone else
+
+        `trace` may be set before start: told of each item prepared and each batch encoded.
+        """
         self._prepare = prepare
         self._leases = leases
         self._settings = settings
+        self.trace: Trace | None = None
         self._on_fatal = on_fatal
         self._runner = EncoderRunner(tower, slab, transfer.checksums)
         self._arena_bytes = slab.describe().data_bytes
@@ -119,10 +123,12 @@ class EncoderEngine:
     def snapshot(self) -> dict[str, float]:
         """Gauges by their names in metrics.WORKER_GAUGES."""
         with self._changed:
+            found = self._ledger.gauges()
             gauges = (
                 _UNUSED
-                | self._ledger.gauges()
+                | found
                 | {
+                    "encoder_prepared_bytes": found["encoder_prepared_tokens"] * self._prepare.token_bytes,
                     "encoder_arena_bytes": self._arena_bytes,
                     "encoder_items_encoded_total": self._items_encoded,
                     "encoder_preprocess_seconds_total": self._preprocessing.seconds,
@@ -159,12 +165,17 @@ class EncoderEngine:
             prepare=self._prepare,
             ledger=self._ledger,
             changed=self._changed,
-            threads=self._settings.preprocess_threads,
+            threads=preprocess_threads(self._settings.preprocess_threads, tower.device),
             max_batch_tokens=self._settings.max_encoder_tokens_per_batch,
-            dtype=tower.dtype,
+            device=tower.device,
             go_on=self._go_on,
             die=self._die,
+            trace=self._traced,
         )
+
+    def _traced(self, stage: str, began: float, ended: float) -> None:
+        if self.trace is not None:
+            self.trace(stage, began, ended)
 
     def _end_grant(self, grant: Grant) -> None:
         """Called by the lease table, on whatever thread ended the claim."""
@@ -231,8 +242,9 @@ class EncoderEngine:
                     self._items_encoded += 1
                     self._ledger.publish(flight, outcome)
             self._go_on()
+        self._traced("encode", began, ended)
 
 
 def _placed(flight: Flight) -> PlacedItem:
-    prepared, flight.prepared = flight.prepared, None  # the batch alone keeps the patches
+    prepared, flight.prepared = flight.prepared, None  # the batch alone keeps the pixels
     return PlacedItem(prepared, flight.entry.span, flight.entry.generation, flight.entry.host)
