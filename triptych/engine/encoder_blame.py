@@ -75,17 +75,14 @@ def _raise_if_lost(error: Exception) -> None:
         raise DeviceLost(str(error)) from error
 
 
-def check_rows(rows: object, wanted: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    """The tower's result as rows [rows, row numbers]; raises LayoutMismatch naming what it is instead."""
-    if not isinstance(rows, Tensor):
-        raise LayoutMismatch(f"the vision tower made {type(rows).__name__}, expected a tensor {wanted} of {dtype}")
-    found = tuple(rows.shape)
-    if rows.ndim != 2:
-        raise LayoutMismatch(f"the vision tower made a tensor {found} of rank {rows.ndim}, expected rank 2: {wanted}")
-    if found[1] != wanted[1]:
-        raise LayoutMismatch(f"the vision tower made rows of {found[1]} numbers, expected {wanted[1]}")
-    if found[0] != wanted[0]:
-        raise LayoutMismatch(f"the vision tower made {found[0]} rows, expected {wanted[0]}")
-    if rows.dtype != dtype:
-        raise LayoutMismatch(f"the vision tower made rows of {rows.dtype}, expected {dtype}")
-    return rows
+def check_rows(made: object, rows: int, row_numbers: int, dtype: torch.dtype) -> Tensor:
+    """What the tower made, if it is [rows, row numbers] of the dtype; raises LayoutMismatch naming what it is instead."""
+    wanted = f"expected [{rows}, {row_numbers}] of {dtype}"
+    if not isinstance(made, Tensor):
+        raise LayoutMismatch(f"the vision tower made {type(made).__name__} and no tensor, {wanted}")
+    found = list(made.shape)
+    if made.ndim != 2:
+        raise LayoutMismatch(f"the vision tower made a tensor {found} of rank {made.ndim}, {wanted}")
+    if found != [rows, row_numbers] or made.dtype != dtype:
+        raise LayoutMismatch(f"the vision tower made rows {found} of {made.dtype}, {wanted}")
+    return made
