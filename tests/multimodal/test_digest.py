@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from triptych.errors import InvalidRecord
-from triptych.multimodal.digest import OptionValue, encode_canonical, item_digest, source_digest
+from triptych.errors import InvalidRecord, InvalidRequest
+from triptych.multimodal import digest as digests
+from triptych.multimodal.digest import OptionValue, digests_with_ids, encode_canonical, item_digest, source_digest
 
 SOURCE, FINGERPRINT = b"s" * 32, b"f" * 32
 
@@ -46,7 +47,7 @@ def test_a_tuple_is_a_list_and_the_order_of_keys_does_not_matter() -> None:
     assert encode_canonical({"a": 1, "b": 2}) == encode_canonical({"b": 2, "a": 1})
 
 
-@pytest.mark.parametrize("value", [object(), None, {1: 2}, 1 << 2040, {"a": {"b": {3}}}])
+@pytest.mark.parametrize("value", [object(), None, {1: 2}, 1 << 2040, {"a": {"b": {3}}}, "\ud800", {"\udfff": 1}])
 def test_a_value_without_an_encoding_is_refused(value: Any) -> None:
     with pytest.raises(InvalidRecord):
         encode_canonical(value)
@@ -72,6 +73,38 @@ def test_an_item_digest_does_not_change_between_releases() -> None:
     # Rows outlive a rolling update: change ITEM_DOMAIN's version when this has to change.
     digest = item_digest(SOURCE, {"min_pixels": 3136, "max_pixels": 1003520}, FINGERPRINT, b"salt")
     assert digest.hex() == "1e5d77ffdc20e5ba09de7399309f88bd8865daa75a697c763edf577c4d38864c"
+
+
+def test_another_version_of_the_domain_names_everything_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = item_digest(SOURCE, {}, FINGERPRINT)
+    monkeypatch.setattr(digests, "ITEM_DOMAIN", "triptych.item.v2")
+    assert item_digest(SOURCE, {}, FINGERPRINT) != before
+
+
+def test_options_are_the_same_in_any_order_and_refused_without_an_encoding() -> None:
+    one = item_digest(SOURCE, {"min_pixels": 1, "max_pixels": 2}, FINGERPRINT)
+    assert one == item_digest(SOURCE, {"max_pixels": 2, "min_pixels": 1}, FINGERPRINT)
+    with pytest.raises(InvalidRecord, match="type object"):
+        item_digest(SOURCE, {"x": object()}, FINGERPRINT)  # type: ignore[dict-item]
+
+
+def test_a_clients_id_is_mixed_in_and_never_replaces_the_content() -> None:
+    plain = item_digest(SOURCE, {}, FINGERPRINT)
+    named = item_digest(SOURCE, {}, FINGERPRINT, client_id="a")
+    others = [
+        item_digest(SOURCE, {}, FINGERPRINT, client_id="b"),
+        item_digest(b"t" * 32, {}, FINGERPRINT, client_id="a"),
+        item_digest(SOURCE, {}, FINGERPRINT, b"tenant", "a"),
+        item_digest(SOURCE, {}, FINGERPRINT, b"a"),
+    ]
+    assert len({plain, named, *others}) == 6
+    assert plain == item_digest(SOURCE, {}, FINGERPRINT, client_id="")
+    assert digests_with_ids([plain, plain, plain], ["a", None, ""]) == (named, plain, plain)
+
+
+def test_another_number_of_ids_than_items_is_refused_with_both_numbers() -> None:
+    with pytest.raises(InvalidRequest, match="2 items came with 1 ids"):
+        digests_with_ids([SOURCE, SOURCE], ["a"])
 
 
 @pytest.mark.parametrize(("source", "fingerprint"), [(b"", FINGERPRINT), (SOURCE, b"short")])

@@ -59,7 +59,7 @@ def audio_value(samples: ArrayValue | npt.NDArray[Any], rate: int) -> OptionValu
     return {"samples": value, "rate": rate}
 
 
-def frames_digest(source: bytes | None, frames: Iterable[OptionValue], audio: OptionValue | None = None) -> bytes:
+def frames_digest(source: bytes | None, frames: Iterable[OptionValue], audio: "OptionValue | None" = None) -> bytes:
     """32 bytes that name a video's content: what `item_digest` takes as its source digest.
 
     source: digest of the source bytes, 32 bytes; where it is known no frame is looked at
