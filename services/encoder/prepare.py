@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import torch
+
 from triptych.engine.encoder_jobs import MediaBytes
 from triptych.errors import InvalidMedia
 from triptych.journey import Item
@@ -9,7 +11,8 @@ from triptych.models.base import PreparedPixels
 from triptych.models.card import ModelCard
 from triptych.models.loading import load_image_processor
 from triptych.multimodal.canonical import to_rgb
-from triptych.multimodal.sniff import sniff
+from triptych.multimodal.sniff import MediaHeader, sniff
+from triptych.services.encoder.gpu_jpeg import GpuJpeg
 
 
 class Preparer:
@@ -18,8 +21,10 @@ class Preparer:
     Called from several threads at once: neither the decoder nor the processor keeps anything between calls.
     """
 
-    def __init__(self, card: ModelCard) -> None:
+    def __init__(self, card: ModelCard, gpu_jpeg: GpuJpeg | None = None) -> None:
+        """gpu_jpeg: decodes what it can of JPEG files, and has them resized on its device; None: the CPU does all"""
         self._processor = load_image_processor(card)
+        self._gpu_jpeg = gpu_jpeg
         self.max_item_tokens = card.adapter.max_item_tokens
         self.max_item_rows = card.adapter.max_item_rows
         self.token_bytes = self._processor.rule.token_bytes
@@ -44,6 +49,17 @@ class Preparer:
                 f"the image was announced as {item.width}x{item.height} pixels, "
                 f"its header says {header.width}x{header.height}"
             )
-        prepared = self._processor.pixels(to_rgb(data, header), item)
+        prepared = self._on_gpu(data, header, item) or self._processor.pixels(to_rgb(data, header), item)
         # What the grid makes, not what the item says: the engine compares the two.
         return replace(prepared, rows=prepared.grid.patches * self.max_item_rows // self.max_item_tokens)
+
+    def _on_gpu(self, data: bytes, header: MediaHeader, item: Item) -> PreparedPixels | None:
+        """None where the CPU is to do it: there is no such GPU, the file is not for it, or it has no memory left."""
+        if self._gpu_jpeg is None:
+            return None
+        try:
+            with self._gpu_jpeg.stream():
+                planes = self._gpu_jpeg.decode(data, header)
+                return None if planes is None else self._processor.resized(planes, item)
+        except torch.OutOfMemoryError:
+            return None

@@ -23,9 +23,19 @@ _WITH_PAYLOAD = _BETWEEN_SCANS | _FRAMES
 # keep a decoder busy for hours.
 MAX_SCANS = 128
 
+_ADOBE, _ADOBE_BYTES = b"Adobe", 12  # a version, two words of flags and the transform follow the name
 _EXIF, _XMP = b"Exif\x00\x00", b"http://ns.adobe.com/xap/1.0/\x00"
 _MARKER = re.compile(rb"\xff([\x01-\xfe])")  # skips padding, and whatever lies between segments
 _MARKER_IN_SCAN = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")  # restarts belong to the scan
+
+
+class Coding(NamedTuple):
+    """How a JPEG's samples are coded, as its headers tell."""
+
+    frame: int  # second byte of the frame's marker: 0xC0 baseline, 0xC1 extended, 0xC2 progressive, more arithmetic
+    precision: int  # bits of a sample
+    components: tuple[int, ...]  # their ids
+    adobe_transform: int | None  # of an Adobe segment: 0 RGB or CMYK, 1 YCbCr, 2 YCCK; None without one
 
 
 class _Segment(NamedTuple):
@@ -53,6 +63,21 @@ def read_header(data: bytes) -> MediaHeader:
     if size is None:
         raise corrupt("jpeg", "a scan comes before the frame header")
     return oriented_header("jpeg", *size, orientation_of(b"".join(exif), xmp))
+
+
+def coding(data: bytes) -> Coding:
+    """For who reads only some kinds. Raises InvalidMedia as `read_header` does."""
+    frame: tuple[int, int, tuple[int, ...]] | None = None
+    transform: int | None = None
+    for marker, _, begin, end in _segments(data):
+        if marker in _FRAMES:
+            _frame_size(marker, data[begin:end])
+            frame = (marker, data[begin], tuple(data[begin + 6 : begin + 6 + 3 * data[begin + 5] : 3]))
+        elif marker == _APP14 and data.startswith(_ADOBE, begin, end) and end - begin >= _ADOBE_BYTES:
+            transform = data[begin + _ADOBE_BYTES - 1]
+    if frame is None:
+        raise corrupt("jpeg", "a scan comes before the frame header")
+    return Coding(*frame, transform)
 
 
 def pixels_only(data: bytes) -> bytes:
