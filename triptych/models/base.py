@@ -1,13 +1,13 @@
 """What the engine asks of a model, and what an adapter tells about a family (the torch half)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from triptych.journey import Grid
+from triptych.journey import Grid, Int64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +99,67 @@ class VisionTower(Protocol):
 
     def encode(self, patches: Tensor, grids: tuple[Grid, ...]) -> Tensor:
         """Rows [rows of all items, levels * width] of patches [patches of all items, patch numbers]; no host sync."""
+
+
+@dataclass(frozen=True, slots=True)
+class StaticInput:
+    """A tensor that captured work reads: it keeps its address, and is filled anew before each replay."""
+
+    name: str
+    shape: tuple[int, ...]  # without the token axis
+    token_axis: int  # where that one is put in
+    dtype: torch.dtype
+
+    def tensor(self, tokens: int, device: torch.device | str = "cpu") -> Tensor:
+        """Zeros with room for so many tokens: of (16) at axis 0 [tokens, 16], of (3, 16) at axis 1 [3, tokens, 16]."""
+        axis = self.token_axis
+        return torch.zeros(*self.shape[:axis], tokens, *self.shape[axis:], dtype=self.dtype, device=device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchShape:
+    """How the patches of a batch of items hang together; worked out on the host, from the grids alone.
+
+    positions: [tokens, axes] where each patch stands in its grid, in order of arrival
+    contexts:  of each of the tower's context kinds, patches of each context, in the order of the blocks' input
+    row_order: [rows] which row, item by item, stands at each place of what the blocks make
+    """
+
+    tokens: int
+    positions: Int64Array
+    contexts: tuple[Int64Array, ...]
+    row_order: Int64Array
+
+
+class GraphTower(Protocol):
+    """A vision tower cut in two: a prelude that follows the batch, and blocks whose every shape is fixed by padding.
+
+    The blocks are captured once per shape and replayed; see engine/encoder_graphs.py.
+    """
+
+    width: int  # as of VisionTower, with levels and dtype
+    levels: int
+    dtype: torch.dtype
+    device: torch.device
+    context_kinds: tuple[str, ...]
+    static_inputs: tuple[StaticInput, ...]  # what the prelude writes and the blocks read
+    tokens_per_row: int
+    longest_contexts: tuple[int | None, ...]  # of each kind, patches; None: as long as a batch
+
+    def most_contexts(self, tokens: int, items: int) -> tuple[int, ...]:
+        """Of each kind, the contexts that so many tokens in so many items come to at most."""
+
+    def shape(self, grids: Sequence[Grid]) -> BatchShape:
+        """What the host knows of a batch."""
+
+    def prelude(self, patches: Tensor, shape: BatchShape, out: Mapping[str, Tensor]) -> None:
+        """Fills the first `shape.tokens` tokens of each static input from patches [tokens, patch numbers]."""
+
+    def blocks(self, inputs: Mapping[str, Tensor], boundaries: Sequence[Tensor], longest: Sequence[int]) -> Tensor:
+        """Rows [tokens / tokens_per_row, levels * width] of static inputs, in the order that `row_order` tells.
+
+        boundaries: of each kind, [contexts + 1] int32 on the device, from 0 to all tokens; contexts may be empty
+        longest:    of each kind, no context has more tokens
+
+        No host synchronisation on CUDA, and nothing there depends on the numbers in the tensors but their results.
+        """

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 
 from triptych.errors import ConfigError
-from triptych.models.base import LanguageModel, VisionTower
+from triptych.models.base import GraphTower, LanguageModel, VisionTower
 from triptych.models.card import ModelCard, resolve_dtype
 from triptych.models.images import ImageProcessor, load_image_processor
 from triptych.models.pixels import PixelRule
+from triptych.models.qwen2_5_vl import graph_tower as qwen2_5_vl_graph_tower
 from triptych.models.qwen2_5_vl import language as qwen2_5_vl_language
 from triptych.models.qwen2_5_vl import tower as qwen2_5_vl_tower
 
-__all__ = ["ImageProcessor", "load_image_processor", "load_language", "load_tower"]
+__all__ = ["ImageProcessor", "graph_tower", "load_image_processor", "load_language", "load_tower"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,13 @@ def load_tower(card: ModelCard, device: torch.device, dtype: str = "auto") -> Vi
     """The vision tower with its weights on the device, without the decoder's; otherwise as `load_language`."""
     rule = load_image_processor(card).rule
     return _family(card).load_tower(card, rule, _torch_dtype(card, dtype, device), device)
+
+
+def graph_tower(tower: VisionTower) -> GraphTower | None:
+    """The loaded tower in the halves that graphs want, on the same weights; None where it cannot be captured."""
+    if isinstance(tower, qwen2_5_vl_tower.Qwen25VLTower):
+        return qwen2_5_vl_graph_tower.capturable(tower)
+    return None
 
 
 def _family(card: ModelCard) -> Family:

@@ -49,7 +49,7 @@ def segment(lengths: Int64Array, device: torch.device, dtype: torch.dtype) -> Se
     """Segments of these lengths, one behind the other, ready for attention in this dtype on this device."""
     ends = np.cumsum(lengths)
     (boundaries,) = ship(device, np.concatenate([np.zeros(1, np.int64), ends]))
-    groups = () if _has_kernel(device, dtype) else _groups(lengths, ends - lengths, device)
+    groups = () if has_segment_kernel(device, dtype) else _groups(lengths, ends - lengths, device)
     return Segments(boundaries.to(torch.int32), int(lengths.max()), groups)
 
 
@@ -85,7 +85,8 @@ def _groups(lengths: Int64Array, begins: Int64Array, device: torch.device) -> tu
     return tuple(SegmentGroup(at.shape[0], at.shape[1], at) for at in shipped)
 
 
-def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+def has_segment_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether attention takes segments by their boundaries, on the device; else they are grouped on the host."""
     if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return False
     return torch.cuda.get_device_capability(device) >= _KERNEL_CAPABILITY
