@@ -76,7 +76,7 @@ def _raise_if_lost(error: Exception) -> None:
 
 
 def check_rows(made: object, rows: int, row_numbers: int, dtype: torch.dtype) -> Tensor:
-    """What the tower made, if it is [rows, row numbers] of the dtype; raises LayoutMismatch naming what it is instead."""
+    """What the tower made, if it is [rows, row numbers] of the dtype; else raises LayoutMismatch naming what it is."""
     wanted = f"expected [{rows}, {row_numbers}] of {dtype}"
     if not isinstance(made, Tensor):
         raise LayoutMismatch(f"the vision tower made {type(made).__name__} and no tensor, {wanted}")

@@ -10,6 +10,9 @@ from triptych.engine.encoder_waiting import Rank, WaitingColumns, WaitingItem, W
 
 __all__ = ["Batch", "BatchBudget", "EncoderScheduler", "WaitingItem", "choose_batch"]
 
+# Items of ever smaller sizes could each be asked for and refused; so many refusals say that there is hardly any room.
+_MOST_REFUSALS = 64
+
 Place = Callable[[WaitingItem], bool]  # takes room for an item, or says that there is none
 
 
@@ -52,6 +55,7 @@ class _Draft:
         waits = np.where(np.isnan(view.refused_since), 0.0, now - view.refused_since)
         self._impatient = waits >= budget.patience_seconds
         self._tokens_left: float = np.inf  # the first item may have any number of tokens
+        self._refusals = 0
         self._units_refused: float = np.inf  # the smallest request for room that was refused
 
     def draw_up(self, place: Place) -> None:
@@ -76,7 +80,7 @@ class _Draft:
         if allowed[length]:
             self._refuse(index)
         if not self._impatient[index]:
-            return index + 1
+            return index + 1 if self._refusals < _MOST_REFUSALS else None
         # Nobody behind it starts any more, so that what comes free is its own.
         self.blocked = self._view.item(index) if allowed[length] else None
         return None
@@ -89,6 +93,7 @@ class _Draft:
 
     def _refuse(self, index: int) -> None:
         self.refused[index] = True
+        self._refusals += 1
         self._units_refused = min(self._units_refused, int(self._view.units[index]))
 
 
