@@ -1,22 +1,22 @@
 """From prepared items to rows in the slab: what the encoder does on the device."""
 
 import contextlib
-import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.engine.device_errors import DeviceLost, as_ours, is_device_lost
-from triptych.engine.host_tier import Demotion, HostSlot
-from triptych.errors import ConfigError, InternalError, LayoutMismatch, TriptychError
-from triptych.models.base import Prepared, PreparedItem, PreparedPixels, VisionTower
+from triptych.engine.encoder_blame import check_rows, encode_in_parts
+from triptych.engine.encoder_graphs import BlockGraphs, Work
+from triptych.engine.host_tier import Demotion, HostSlot, HostTier
+from triptych.errors import ConfigError, InternalError, TriptychError
+from triptych.journey import Grid, Int64Array
+from triptych.models.base import Prepared, VisionTower
 from triptych.transfer.checksum import checksum
 from triptych.transfer.slab import Slab
-
-log = logging.getLogger(__name__)
 
 # On CUDA the loop prepares and launches one batch while the device works on another; a third would only hold memory.
 _BATCHES_IN_FLIGHT = 2
@@ -53,15 +53,25 @@ class Written:
 class EncoderRunner:
     """The vision tower over one slab, on a stream of its own. Used by one thread."""
 
-    def __init__(self, tower: VisionTower, slab: Slab, with_checksums: bool) -> None:
+    def __init__(
+        self,
+        tower: VisionTower,
+        slab: Slab,
+        with_checksums: bool,
+        host: HostTier | None = None,
+        graphs: BlockGraphs | None = None,
+    ) -> None:
+        """graphs: the tower's blocks, captured over this slab; batches that fit none of them run eagerly"""
         self._tower = tower
         self._slab = slab
+        self._host = host
+        self._graphs = graphs
         self._unit_bytes = slab.describe().unit_bytes
         if self._unit_bytes % tower.dtype.itemsize:
             raise ConfigError(f"arena units have {self._unit_bytes} bytes, expected a multiple of {tower.dtype}")
         self._with_checksums = with_checksums
-        self._cuda = tower.device.type == "cuda"
-        self._stream = torch.cuda.Stream(tower.device) if self._cuda else None  # type: ignore[no-untyped-call]
+        cuda = tower.device.type == "cuda"
+        self._stream = torch.cuda.Stream(tower.device) if cuda else None  # type: ignore[no-untyped-call]
         self._launched: deque[torch.cuda.Event] = deque()
 
     @property
@@ -74,59 +84,73 @@ class EncoderRunner:
         return self.row_numbers * self._tower.dtype.itemsize
 
     def encode(self, batch: Sequence[PlacedItem], demotions: Sequence[Demotion] = ()) -> list[Written | TriptychError]:
-        """Write each item's rows where it is placed. Of a failed batch each item is tried alone.
+        """Write each item's rows where it is placed. An item that fails fails alone.
 
         demotions: rows to be copied to the host before anything is written
 
         Raises DeviceLost when the CUDA context is broken, which no item is to blame for.
         """
-        if demotions or any(item.host is not None for item in batch):
+        with self._on_stream():
+            if demotions:
+                # First of all on the stream: units are overwritten only behind these copies.
+                self._host_tier.copy_out(self._slab, demotions)
+            kept = {at: encode_in_parts(self._restore, [item])[0] for at, item in enumerate(batch) if item.host}
+            fresh = [item for item in batch if not item.host]
+            made = iter(encode_in_parts(self._write, fresh) if fresh else ())
+            return [kept[at] if at in kept else next(made) for at in range(len(batch))]
+
+    @contextlib.contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        with torch.inference_mode(), torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
+            yield
+
+    @property
+    def _host_tier(self) -> HostTier:
+        if self._host is None:
             raise InternalError("there is no host tier to copy rows to or from")
-        try:
-            return list(self._write(batch))
-        except Exception as error:
-            if is_device_lost(error):
-                raise DeviceLost(str(error)) from error
-            if len(batch) == 1:
-                return [as_ours(error, "encoding the image")]
-            log.warning("a batch of %d items failed (%s), trying them one by one", len(batch), error)
-        # Out of the handler: its traceback would keep the failed batch's tensors alive.
-        return [self.encode([item])[0] for item in batch]
+        return self._host
+
+    def _restore(self, batch: Sequence[PlacedItem]) -> list[Written]:
+        """Rows from the host back into the slab, as they left it."""
+        written = []
+        for item in batch:
+            assert item.host is not None, item
+            self._stamp([item])
+            self._host_tier.copy_in(self._slab, item.span, item.host)
+            written.append(Written(self._slab.record_event(), item.host.checksum))
+        return written
 
     def _write(self, batch: Sequence[PlacedItem]) -> list[Written]:
         self._await_room()
-        with torch.inference_mode(), torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
-            prepared = [item.prepared for item in batch if item.prepared is not None]
-            rows = self._tower.encode(self._staged(prepared), tuple(item.grid for item in prepared))
-            self._check_rows(rows, batch)
-            self._stamp(batch)
-            homes = [self._home(item) for item in batch]
-            for home, piece in zip(homes, torch.split(rows, [len(home) for home in homes]), strict=True):
-                home.copy_(piece)
-            event = self._slab.record_event()
-            self._note_launch()
-            return [Written(event, checksum(home) if self._with_checksums else b"") for home in homes]
+        prepared = [item.prepared for item in batch if item.prepared is not None]
+        grids = [item.grid for item in prepared]
+        patches = self._tower.patches([item.pixels for item in prepared], grids)
+        store = self._captured(patches, grids, batch) or self._eager(patches, grids, batch)
+        # Only now: items whose rows could not be made or are not what was planned leave the arena as it was.
+        self._stamp(batch)
+        store()
+        event = self._slab.record_event()
+        self._note_launch()
+        return [Written(event, checksum(self._home(item)) if self._with_checksums else b"") for item in batch]
 
-    def _staged(self, prepared: Sequence[Prepared]) -> Tensor:
-        """All patches [encoder tokens, patch numbers] on the device."""
-        pixels = [item for item in prepared if isinstance(item, PreparedPixels)]
-        if pixels:
-            return self._tower.patches([item.pixels for item in pixels], [item.grid for item in pixels])
-        patches = [item.patches for item in prepared if isinstance(item, PreparedItem)]
-        if not self._cuda:
-            return torch.cat(patches)
-        tokens = sum(piece.shape[0] for piece in patches)
-        pinned = torch.empty(tokens, patches[0].shape[1], dtype=patches[0].dtype, pin_memory=True)
-        # The pinned block is reused only after the copy: the host allocator follows the stream it was copied on.
-        return torch.cat(patches, out=pinned).to(self._tower.device, non_blocking=True)
+    def _captured(self, patches: Tensor, grids: Sequence[Grid], batch: Sequence[PlacedItem]) -> Work | None:
+        """What computes and stores the rows, where captured work fits the batch."""
+        if self._graphs is None:
+            return None
+        places = [self._row_numbers(item) for item in batch]
+        return self._graphs.prepare(patches, grids, np.concatenate(places))
 
-    def _check_rows(self, rows: Tensor, batch: Sequence[PlacedItem]) -> None:
-        wanted = (sum(item.rows for item in batch), self.row_numbers)
-        if tuple(rows.shape) != wanted or rows.dtype != self._tower.dtype:
-            raise LayoutMismatch(
-                f"the vision tower made rows {tuple(rows.shape)} of {rows.dtype}, "
-                f"expected {wanted} of {self._tower.dtype}"
-            )
+    def _eager(self, patches: Tensor, grids: Sequence[Grid], batch: Sequence[PlacedItem]) -> Work:
+        """Computes the rows; the result stores them."""
+        lengths = [item.rows for item in batch]
+        made = self._tower.encode(patches, tuple(grids))
+        rows = check_rows(made, sum(lengths), self.row_numbers, self._tower.dtype)
+
+        def store() -> None:
+            for item, piece in zip(batch, torch.split(rows, lengths), strict=True):
+                self._home(item).copy_(piece)
+
+        return store
 
     def _stamp(self, batch: Sequence[PlacedItem]) -> None:
         units = [unit for item in batch for unit in item.span]
@@ -137,6 +161,11 @@ class EncoderRunner:
         begin = item.span.start * self._unit_bytes
         home = self._slab.data[begin : begin + item.rows * self.row_bytes]
         return home.view(self._tower.dtype).view(item.rows, self.row_numbers)
+
+    def _row_numbers(self, item: PlacedItem) -> Int64Array:
+        """Where in the slab the item's rows are, counted in rows."""
+        begin = item.span.start * (self._unit_bytes // self.row_bytes)
+        return np.arange(begin, begin + item.rows)
 
     def _note_launch(self) -> None:
         if self._stream is not None:

@@ -47,24 +47,15 @@ class PagedInputs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PreparedItem:
-    """An item as the vision tower takes it."""
-
-    patches: Tensor  # [encoder tokens, patch numbers] on the CPU
-    grid: Grid  # patches before merging
-    rows: int  # embedding rows the tower makes of this grid
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class PreparedPixels:
-    """An item resized and not yet normalised: a fraction of its patches' bytes. The tower makes the patches."""
+    """An item as the vision tower takes it: resized and not yet normalised, a fraction of its patches' bytes."""
 
     pixels: Tensor  # [3, height, width] uint8, on the CPU or on the tower's device
     grid: Grid  # patches before merging; the encoder attends over as many
     rows: int
 
 
-Prepared = PreparedItem | PreparedPixels
+Prepared = PreparedPixels
 
 
 class LanguageModel(Protocol):
