@@ -4,17 +4,21 @@
                            |                   |
                            +-- nobody wants it, or abandon --> absent
 
-An entry is wanted while it has claims: one for every request that waits for the rows or may still read them. The first
-to acquire an absent key is its producer, everyone after joins. Ready entries without claims are the cache; they go,
-least recently used first, only when room is needed. Bookkeeping alone: no bytes are touched here.
+An entry is wanted while it has claims: one for every request that waits for the rows or may still read them, one more
+while operators have pinned it. The first to acquire an absent key is its producer, everyone after joins. Ready entries
+without claims are the cache; they go, least recently used first, only when room is needed, and where there is a host
+tier their rows go there: the next batch copies them before it writes. Bookkeeping alone: no bytes are touched here.
 """
 
 import itertools
 import math
 from collections import OrderedDict
+from collections.abc import Collection
 
 from triptych.engine.eviction import Occupied, cheapest_window
 from triptych.engine.extents import Extents
+from triptych.engine.host_books import Demotion, HostBooks
+from triptych.engine.store_books import Books, check_entries, check_slots
 from triptych.engine.store_entry import Acquired, Entry, ItemKey, State
 from triptych.errors import InvariantViolation, MediaTooLarge
 
@@ -22,13 +26,23 @@ from triptych.errors import InvariantViolation, MediaTooLarge
 class EmbeddingStore:
     """Bookkeeping of one embedding arena. Not thread-safe: the engine's lock guards it."""
 
-    def __init__(self, num_units: int, unit_bytes: int) -> None:
+    def __init__(
+        self, num_units: int, unit_bytes: int, host: HostBooks | None = None, pins_leave_bytes: int = 0
+    ) -> None:
+        """host: where evicted rows go, if anywhere; pins_leave_bytes: how much must stay, in one piece, without pins"""
         self.extents = Extents(num_units)
         self.unit_bytes = unit_bytes
+        self.host = host
+        self.pins_leave_bytes = pins_leave_bytes
         self.num_claims = 0
+        self.pinned: set[Entry] = set()  # each has a claim that is the operators'
         self.hits = 0
         self.joins = 0
         self.evictions = 0
+        self.oversize = 0
+        self.replacements = 0
+        self._demotions: list[Demotion] = []  # decided on, and not yet handed out
+        self._retired: set[Entry] = set()
         self._by_key: dict[ItemKey, Entry] = {}
         self._placed: dict[int, Entry] = {}  # start -> entry
         self._cached: OrderedDict[Entry, None] = OrderedDict()  # ready and unclaimed, least recently used first
@@ -44,6 +58,10 @@ class EmbeddingStore:
         """Bytes neither claimed, cached nor being written."""
         return self.extents.num_free_units * self.unit_bytes
 
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(entry.units for entry in self.pinned) * self.unit_bytes
+
     def units_for(self, num_bytes: int) -> int:
         return -(-num_bytes // self.unit_bytes)
 
@@ -52,17 +70,20 @@ class EmbeddingStore:
         return entry is not None and entry.state is State.READY
 
     def acquire(self, key: ItemKey, num_bytes: int) -> tuple[Entry, Acquired]:
-        """The key's entry with one more claim. Raises MediaTooLarge when the rows can never fit the arena."""
+        """The key's entry with one more claim; a new one is made from its host slot where it has one.
+
+        Raises MediaTooLarge when the rows can never fit the arena.
+        """
         units = self.units_for(num_bytes)
         if units > self.extents.num_units:
+            self.oversize += 1
             whole = self.extents.num_units * self.unit_bytes
             raise MediaTooLarge(
                 f"the image's {num_bytes} bytes of embedding rows do not fit the arena of {whole} bytes"
             )
         entry = self._by_key.get(key)
         if entry is None:
-            entry, acquired = Entry(key, units), Acquired.NEW
-            self._by_key[key] = entry
+            entry, acquired = self._new_entry(key, units), Acquired.NEW
         elif entry.state is State.READY:
             acquired = Acquired.HIT
             self.hits += 1
@@ -89,10 +110,18 @@ class EmbeddingStore:
         self._placed[start] = entry
         return True
 
+    def take_demotions(self) -> tuple[Demotion, ...]:
+        """What must be copied to the host before anything is written that has been placed since the last call."""
+        demotions, self._demotions = self._demotions, []
+        return tuple(each for each in demotions if each.slot.listed or each.slot.holds)
+
     def publish(self, entry: Entry, event: int = 0, checksum: bytes = b"") -> None:
         """The rows are written, or will be before `event`: the entry may be found, read and, unclaimed, evicted."""
         self._require(entry, State.WRITING, "published")
         entry.state, entry.event, entry.checksum = State.READY, event, checksum
+        if self.host is not None and entry.host is not None:
+            self.host.promoted(entry.host)
+            entry.host = None
         self._settle(entry)
 
     def abandon(self, entry: Entry) -> None:
@@ -124,44 +153,75 @@ class EmbeddingStore:
         for index in window or ():
             entry = entries[index]
             if (entry.claims or entry.state is State.WRITING) and not entry.retired:
-                entry.retired = True
-                del self._by_key[entry.key]
+                self._retire(entry)
+
+    # For operators
+
+    def found(self, digests: Collection[bytes] | None) -> list[Entry]:
+        """The entries that can be found by their keys: those of the digests, or all for None."""
+        return [entry for key, entry in self._by_key.items() if digests is None or key.digest in digests]
+
+    def pin(self, entry: Entry) -> bool:
+        """Keep a ready entry until it is unpinned or cleared; False when too little would be left for others."""
+        self._require(entry, State.READY, "pinned")
+        if entry.pinned:
+            return True
+        occupied = [self._occupied(e, math.inf if e.pinned or e is entry else 0.0) for e in self._by_start()]
+        if cheapest_window(occupied, self.extents.num_units, self.units_for(self.pins_leave_bytes)) is None:
+            return False
+        entry.pinned = True
+        entry.claims += 1
+        self.num_claims += 1
+        self.pinned.add(entry)
+        self._cached.pop(entry, None)
+        return True
+
+    def unpin(self, entry: Entry) -> None:
+        if entry.pinned:
+            entry.pinned = False
+            self.pinned.remove(entry)
+            self.release(entry)
+
+    def clear(self, entry: Entry) -> None:
+        """Nobody finds the entry from now on; it is freed with its last claim, now if there is none."""
+        self.unpin(entry)
+        entry.cleared = True
+        if entry.state is State.READY and not entry.claims:
+            self._forget(entry)
+        elif not entry.retired:
+            self._retire(entry)
 
     def idle(self) -> bool:
-        """Whether nobody claims, awaits or writes anything; cached rows are fine."""
-        return self.num_claims == 0 and all(entry.state is State.READY for entry in self._by_key.values())
+        """Whether nobody claims, awaits or writes anything; cached and pinned rows are fine."""
+        return self.num_claims == len(self.pinned) and all(
+            entry.state is State.READY for entry in self._by_key.values()
+        )
 
     def check(self) -> None:
         """Raises InvariantViolation naming the first rule that does not hold."""
-        self.extents.check()
-        if self.extents.taken != {start: entry.units for start, entry in self._placed.items()}:
-            raise InvariantViolation("the arena's taken ranges and the placed entries differ")
-        entries = {id(entry): entry for entry in (*self._by_key.values(), *self._placed.values())}
-        for entry in entries.values():
-            self._check_entry(entry)
-        claims = sum(entry.claims for entry in entries.values())
+        entries = {*self._by_key.values(), *self._placed.values(), *self._retired}
+        books = Books(self._by_key, self._placed, tuple(self._cached), self._retired, entries)
+        check_entries(books, self.extents)
+        claims = sum(entry.claims for entry in entries)
         if claims != self.num_claims:
             raise InvariantViolation(f"{self.num_claims} claims counted, entries hold {claims}")
-        cached = [entry for entry in self._by_start() if entry.state is State.READY and not entry.claims]
-        if list(self._cached) != sorted(cached, key=lambda entry: entry.last_used):
-            raise InvariantViolation(
-                f"{len(cached)} entries are ready and unclaimed, {len(self._cached)} are listed so"
-            )
-        generations = [entry.generation for entry in self._placed.values()]
-        if len(set(generations)) != len(generations):
-            raise InvariantViolation("two placed entries share a generation")
+        if self.pinned != {entry for entry in entries if entry.pinned}:
+            raise InvariantViolation(f"{len(self.pinned)} entries are listed as pinned, others are")
+        if self.host is not None:
+            check_slots(books, self.host)
 
-    def _check_entry(self, entry: Entry) -> None:
-        name = f"entry {entry.key.digest.hex()[:8]} ({entry.state.value}, {entry.claims} claims)"
-        placed = entry.state in (State.WRITING, State.READY)
-        if placed != (self._placed.get(entry.start) is entry):
-            raise InvariantViolation(f"{name} is {'not ' if placed else ''}placed at unit {entry.start}")
-        if entry.retired == (self._by_key.get(entry.key) is entry):
-            raise InvariantViolation(f"{name} is {'retired and still' if entry.retired else 'not'} found by its key")
-        if entry.claims < 0 or (entry.claims == 0 and entry.state is State.RESERVED):
-            raise InvariantViolation(f"{name} is wanted by nobody")
-        if entry.retired and entry.claims == 0 and entry.state is State.READY:
-            raise InvariantViolation(f"{name} is retired, unclaimed and still there")
+    def _new_entry(self, key: ItemKey, units: int) -> Entry:
+        self.replacements += any(entry.key == key for entry in self._retired)
+        entry = self._by_key[key] = Entry(key, units)
+        if self.host is not None and (slot := self.host.find(key)) is not None:
+            self.host.hold(slot)
+            entry.host = slot
+        return entry
+
+    def _retire(self, entry: Entry) -> None:
+        entry.retired = True
+        self._retired.add(entry)
+        del self._by_key[entry.key]
 
     def _evict_for(self, units: int) -> bool:
         oldest = next(iter(self._cached), None)
@@ -179,7 +239,15 @@ class EmbeddingStore:
 
     def _evict(self, entry: Entry) -> None:
         self.evictions += 1
+        self._demote(entry)
         self._forget(entry)
+
+    def _demote(self, entry: Entry) -> None:
+        """Keep the rows on the host, unless they are to go for good, or the arena has, or gets, newer ones."""
+        if self.host is None or entry.cleared or self._by_key.get(entry.key, entry) is not entry:
+            return
+        if (slot := self.host.admit(entry.key, entry.units, entry.checksum)) is not None:
+            self._demotions.append(Demotion(entry.span, slot))
 
     def _settle(self, entry: Entry) -> None:
         """After a change: what nobody claims is forgotten or becomes cache."""
@@ -188,12 +256,18 @@ class EmbeddingStore:
         if entry.state is State.READY and not entry.retired:
             entry.last_used = next(self._ticks)
             self._cached[entry] = None
-        else:
-            self._forget(entry)
+            return
+        if entry.state is State.READY:
+            self._demote(entry)
+        self._forget(entry)
 
     def _forget(self, entry: Entry) -> None:
         if not entry.retired:
             del self._by_key[entry.key]
+        self._retired.discard(entry)
+        if self.host is not None and entry.host is not None:
+            self.host.let_go(entry.host)
+            entry.host = None
         if entry.state is not State.RESERVED:
             del self._placed[entry.start]
             self.extents.release(entry.start)
@@ -219,6 +293,8 @@ def _eviction_cost(entry: Entry) -> float:
 
 def _drain_cost(entry: Entry) -> float:
     """Cheapest: what can be evicted at once; then what already drains; dearest: what would be lost to the cache."""
+    if entry.pinned:
+        return math.inf
     if not entry.claims and entry.state is State.READY:
         return 0.0
     return 1.0 if entry.retired else 2.0

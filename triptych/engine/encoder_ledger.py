@@ -4,22 +4,32 @@ Every job taken on is answered once: by rows found, made, or joined; by its item
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from triptych.engine.cache_control import CacheAction, CacheFound, control
 from triptych.engine.embedding_store import EmbeddingStore
 from triptych.engine.encoder_flights import NO_TIMES, Flight, Flights, Phase, Waiter
 from triptych.engine.encoder_grants import Grants
 from triptych.engine.encoder_jobs import EncodeJob, EncodeResult, OnDone, failure
 from triptych.engine.encoder_runner import Written
 from triptych.engine.encoder_scheduler import EncoderScheduler, WaitingItem
-from triptych.engine.host_tier import Demotion
+from triptych.engine.host_books import Demotion, HostBooks
 from triptych.engine.store_entry import Acquired, Entry, ItemKey
-from triptych.errors import Cancelled, DeadlineExceeded, InvariantViolation, MediaTooLarge, TriptychError
-from triptych.journey import Item, RequestId
+from triptych.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidMedia,
+    InvariantViolation,
+    MediaTooLarge,
+    TriptychError,
+)
+from triptych.journey import Item, Modality, RequestId
 from triptych.models.base import Prepared
 
 Answer = Callable[[OnDone, EncodeResult], None]
+
+_TOKENS_OF_A_COPY = 1  # what an item costs its batch whose rows are copied from the host, not made
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +51,9 @@ class EncoderLedger:
         answer: Answer,
         row_bytes: int,
         max_item_tokens: int,
+        modalities: frozenset[Modality] = frozenset({Modality.IMAGE}),
     ) -> None:
-        """answer: hands a result over without calling anyone back at once."""
+        """answer: hands a result over without calling anyone back at once; modalities: what the tower takes."""
         self.store = store
         self.flights = Flights()
         self.grants = grants
@@ -50,6 +61,9 @@ class EncoderLedger:
         self._answer = answer
         self._row_bytes = row_bytes
         self._max_item_tokens = max_item_tokens
+        self._modalities = modalities
+        self._from_host: dict[int, int] = {}  # encoder tokens of prepared flights that have no patches, by arrival
+        self._demotions: tuple[Demotion, ...] = ()  # of the batch handed out last
 
     # Jobs come
 
@@ -68,14 +82,19 @@ class EncoderLedger:
             ref = self.grants.grant(job, entry)
             self._answer(on_done, EncodeResult(job.item.index, ref, None, NO_TIMES, cached=True))
             return
-        self.flights.board(job, on_done, entry, acquired, now)
+        flight = self.flights.board(job, on_done, entry, acquired, now)
+        if flight.phase is Phase.PREPARED:
+            self._scheduler.rerank(flight.arrival, flight.rank)  # an older request may have joined
+        elif flight.phase is Phase.QUEUED and entry.host is not None:
+            self._from_host[flight.arrival] = flight.item.encoder_tokens
+            self._wait_for_batch(flight, _TOKENS_OF_A_COPY)
 
     # Items move on
 
     def next_to_prepare(self, max_tokens_ahead: int) -> Flight | None:
         """The queued item to prepare now; None while as much as allowed lies prepared, one item being the least."""
         flight = self.flights.first_queued
-        ahead = self.flights.tokens_ahead
+        ahead = self._tokens_ahead
         if flight is None or (ahead and ahead + flight.item.encoder_tokens > max_tokens_ahead):
             return None
         self.flights.move(flight, Phase.PREPARING)
@@ -83,26 +102,35 @@ class EncoderLedger:
 
     def prepared(self, flight: Flight, item: Prepared) -> None:
         flight.prepared = item
-        self.flights.move(flight, Phase.PREPARED)
-        self._scheduler.add(flight.arrival, flight.item.encoder_tokens, flight.entry.units, flight.rank)
+        self._wait_for_batch(flight, flight.item.encoder_tokens)
 
     def next_batch(self, now: float) -> FlightBatch:
-        """What to encode now, placed in the arena; without flights when nothing can be."""
+        """What to encode now, placed in the arena; without flights when nothing can be.
+
+        By its next call the batch before must have been worked on.
+        """
+        if self.store.host is not None:
+            self.store.host.settle(self._demotions)
+            self._demotions = ()
         batch = self._scheduler.next_batch(now, self._place)
         if batch.blocked is not None:
             self.store.make_way(batch.blocked.units)
         flights = tuple(self.flights[item.arrival] for item in batch.items)
         for flight in flights:
             self.flights.move(flight, Phase.ENCODING)
-        return FlightBatch(flights)
+            self._from_host.pop(flight.arrival, None)
+        if flights:
+            self._demotions = self.store.take_demotions()
+        return FlightBatch(flights, self._demotions)
 
     def publish(self, flight: Flight, written: Written) -> None:
         """The rows are there: a claim for everyone who waits for them."""
+        from_host = flight.entry.host is not None
         self.store.publish(flight.entry, written.event, written.checksum)
         now = time.monotonic()
         for waiter in tuple(flight.waiters.values()):
             ref = self.grants.grant(waiter.job, flight.entry)
-            result = EncodeResult(waiter.job.item.index, ref, None, waiter.times(now), waiter.joined)
+            result = EncodeResult(waiter.job.item.index, ref, None, waiter.times(now), waiter.joined or from_host)
             self._answer(waiter.on_done, result)
             self.flights.leave(waiter)
         self.flights.move(flight, Phase.DONE)
@@ -148,6 +176,10 @@ class EncoderLedger:
             pauses.append(self._scheduler.budget.patience_seconds)
         return max(0.0, min(pauses)) if pauses else None
 
+    def control(self, action: CacheAction, digests: Collection[bytes]) -> CacheFound:
+        """Operators' hands on the cache. Raises as `cache_control.control` does."""
+        return control(self.store, action, digests)
+
     # Looking at it
 
     def gauges(self) -> dict[str, float]:
@@ -156,7 +188,7 @@ class EncoderLedger:
             "encoder_queued_items": len(flights),
             "encoder_queued_tokens": flights.num_tokens,
             "encoder_preprocess_queued_items": flights.items[Phase.QUEUED],
-            "encoder_prepared_tokens": flights.tokens_ahead,
+            "encoder_prepared_tokens": self._tokens_ahead,
             "encoder_waiting_jobs": flights.num_waiters,
             "encoder_arena_free_bytes": store.free_bytes,
             "encoder_arena_fragmentation_ratio": store.extents.fragmentation,
@@ -165,7 +197,10 @@ class EncoderLedger:
             "encoder_cache_hits_total": store.hits,
             "encoder_cache_joins_total": store.joins,
             "encoder_cache_evictions_total": store.evictions,
-        }
+            "encoder_cache_oversize_total": store.oversize,
+            "encoder_cache_replacements_total": store.replacements,
+            "encoder_cache_pinned_bytes": store.pinned_bytes,
+        } | _host_gauges(store.host)
 
     def idle(self) -> bool:
         return len(self.flights) == 0 and self.store.idle()
@@ -175,28 +210,55 @@ class EncoderLedger:
         self.store.check()
         self._scheduler.check()
         self.flights.check()
-        held, waiting = len(self.grants), self.flights.num_waiters
-        if self.store.num_claims != waiting + held:
-            raise InvariantViolation(f"{self.store.num_claims} claims; {waiting} jobs wait, {held} leases are held")
+        held, waiting, pinned = len(self.grants), self.flights.num_waiters, len(self.store.pinned)
+        if self.store.num_claims != waiting + held + pinned:
+            raise InvariantViolation(
+                f"{self.store.num_claims} claims; {waiting} jobs wait, {held} leases are held, {pinned} are pinned"
+            )
         if len(self._scheduler) != self.flights.items[Phase.PREPARED]:
             raise InvariantViolation(
                 f"{len(self._scheduler)} items are scheduled, {self.flights.items[Phase.PREPARED]} are prepared"
             )
 
+    @property
+    def _tokens_ahead(self) -> int:
+        """Encoder tokens whose pixels are in memory, or soon will be, and that no batch has taken yet."""
+        return self.flights.tokens_ahead - sum(self._from_host.values())
+
     def _acquire(self, item: Item) -> tuple[Entry, Acquired]:
+        if item.modality not in self._modalities:
+            taken = ", ".join(sorted(modality.value for modality in self._modalities))
+            raise InvalidMedia(f"the encoder takes {taken}, the item is {item.modality.value}", item_index=item.index)
         if item.encoder_tokens > self._max_item_tokens:
             raise MediaTooLarge(
                 f"the image becomes {item.encoder_tokens} encoder tokens, this encoder takes {self._max_item_tokens}"
             )
         return self.store.acquire(ItemKey.of(item), item.rows * self._row_bytes)
 
+    def _wait_for_batch(self, flight: Flight, tokens: int) -> None:
+        self.flights.move(flight, Phase.PREPARED)
+        self._scheduler.add(flight.arrival, tokens, flight.entry.units, flight.rank)
+
     def _place(self, waiting: WaitingItem) -> bool:
         return self.store.place(self.flights[waiting.arrival].entry)
 
     def _end(self, flight: Flight) -> None:
         self._scheduler.remove(flight.arrival)
+        self._from_host.pop(flight.arrival, None)
         self.flights.move(flight, Phase.DONE)
 
     def _answer_failure(self, waiter: Waiter, error: TriptychError) -> None:
         times = waiter.times(time.monotonic())
         self._answer(waiter.on_done, failure(waiter.job.item, error, times, waiter.joined))
+
+
+def _host_gauges(host: HostBooks | None) -> dict[str, float]:
+    if host is None:
+        return {}
+    return {
+        "encoder_host_bytes": host.num_bytes,
+        "encoder_host_free_bytes": host.free_bytes,
+        "encoder_host_demotions_total": host.demotions,
+        "encoder_host_promotions_total": host.promotions,
+        "encoder_host_failures_total": host.failures,
+    }

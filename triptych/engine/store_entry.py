@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass
 
-from triptych.journey import Grid, Item
+from triptych.journey import Grid, Item, Modality
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,11 @@ class ItemKey:
     grid: Grid
     width: int
     height: int
+    modality: Modality = Modality.IMAGE
 
     @classmethod
     def of(cls, item: Item) -> "ItemKey":
-        return cls(item.digest, item.rows, item.grid, item.width, item.height)
+        return cls(item.digest, item.rows, item.grid, item.width, item.height, item.modality)
 
 
 class State(enum.Enum):
@@ -41,15 +42,22 @@ class Acquired(enum.Enum):
 class HostSlot:
     """Host memory with one item's rows, while the item is in no device's arena. Only the host tier writes it."""
 
+    key: ItemKey
     start: int  # first unit of the host tier's memory
     units: int
-    rows: int
     checksum: bytes = b""
+    holds: int = 0  # entries that are to be copied from it: its memory is not given to others meanwhile
+    listed: bool = True  # found by its key
+    last_used: int = 0  # in the tier's own ticks
     dead: bool = False  # the copy to it failed: it must not be read
 
     @property
     def span(self) -> range:
         return range(self.start, self.start + self.units)
+
+    @property
+    def rows(self) -> int:
+        return self.key.rows
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +72,8 @@ class Entry:
     generation: int = 0  # unique per placement; stamped on every unit before the first byte is written
     last_used: int = 0  # when its last claim ended, in the store's own ticks
     retired: bool = False  # found by no one any more, freed with its last claim
+    cleared: bool = False  # and for good: its rows are not kept anywhere
+    pinned: bool = False  # one of its claims is the operators'
     event: int = 0  # slot in the slab's event ring
     checksum: bytes = b""
     host: HostSlot | None = None  # where the rows are copied from, instead of being made anew
