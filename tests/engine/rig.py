@@ -1,5 +1,6 @@
 """Language engines driven as services drive them: real model, real slabs, and sinks that write down what they hear."""
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,11 +50,22 @@ class PromptSink:
         self.error: TriptychError | None = None
         self.was_granted = threading.Event()
         self.has_ended = threading.Event()
+        self._unseen: queue.SimpleQueue[Window | None] = queue.SimpleQueue()  # None: the end
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens whose KV was there already."""
+        return self.windows[0].cached_tokens
 
     def granted(self, window: Window) -> None:
         self.events.append("granted")
         self.windows.append(window)
         self.was_granted.set()
+        self._unseen.put(window)
+
+    def next_window(self) -> Window | None:
+        """The next one nobody has asked for; None when the prefill has ended."""
+        return self._unseen.get(timeout=PATIENCE_SECONDS)
 
     def kv_ready(self, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int, last: bool) -> None:
         self.events.append("kv_ready")
@@ -62,12 +74,14 @@ class PromptSink:
     def first_tokens(self, tokens: tuple[Token, ...], times: Mapping[str, float]) -> None:
         self.events.append("first_tokens")
         self.tokens, self.times = tokens, times
+        self._unseen.put(None)
         self.has_ended.set()
 
     def failed(self, error: TriptychError) -> None:
         self.events.append("failed")
         self.error = error
         self.was_granted.set()
+        self._unseen.put(None)
         self.has_ended.set()
 
     def result(self) -> tuple[Token, ...]:
@@ -216,14 +230,20 @@ class Pair:
         return outcome
 
     def start_prefill(self, request_id: RequestId, asked: Asked, **changes: object) -> PromptSink:
-        """Prefill, with all rows landed as soon as there is room for them."""
+        """Prefill, with the rows of every window landed as soon as there is room for them."""
         sink = PromptSink()
         self.prefill.prefill(asked.prefill_job(request_id, **changes), sink)
         if asked.rows:
-            assert sink.was_granted.wait(PATIENCE_SECONDS)
-            for item_index, rows in enumerate(asked.rows):
-                self.land(request_id, item_index, rows)
+            self.land_all(request_id, asked, sink)
         return sink
+
+    def land_all(self, request_id: RequestId, asked: Asked, sink: PromptSink) -> None:
+        """Land what each window asks for, until the last one is in, or the prefill has ended."""
+        while (window := sink.next_window()) is not None:
+            for item_index in window.items:
+                self.land(request_id, item_index, asked.rows[item_index])
+            if window.last:
+                return
 
     def land(self, request_id: RequestId, item_index: int, rows: Tensor) -> None:
         self.prefill.landing(request_id, item_index).copy_(rows)

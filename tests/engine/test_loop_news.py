@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from tests.engine.rig import GREEDY, SETTINGS, Asked, Pair, PromptSink, running, wait_until
 from triptych.engine.loop import LanguageEngine, StepReport
 from triptych.journey import new_request_id
@@ -41,16 +43,20 @@ def test_text_before_an_image_is_computed_while_the_image_is_being_encoded(model
         pair.give_back(sink)
 
 
-def test_blocks_are_stamped_with_the_generation_that_is_announced(model: LanguageModel, text: Asked) -> None:
+@pytest.mark.parametrize("prefix_cache", [False, True], ids=["computed again", "cached"])
+def test_blocks_are_stamped_with_the_generation_that_is_announced(
+    model: LanguageModel, text: Asked, prefix_cache: bool
+) -> None:
     need = -(-text.layout.num_tokens // 16)
-    with running(model, kv_bytes=need * model.kv.block_bytes(16)) as pair:
+    with running(model, kv_bytes=need * model.kv.block_bytes(16), prefix_cache=prefix_cache) as pair:
         for _ in range(3):
             sink = pair.start_prefill(new_request_id(), text)
             sink.result()
             for block in (block for ready in sink.kv for block in ready.blocks):
                 assert int(pair.prefill_slab.words[block.id]) == block.generation
             pair.give_back(sink)
-        assert pair.prefill_slab.words.tolist() == [3] * need
+        kept = [1] * (need - 1) if prefix_cache else [3] * (need - 1)
+        assert pair.prefill_slab.words.tolist() == [*kept, 3], "what is found again keeps its generation"
 
 
 def test_kv_that_nobody_will_decode_is_not_announced(model: LanguageModel, text: Asked) -> None:

@@ -77,7 +77,7 @@ def test_prompts_wait_for_room_and_get_it_when_blocks_come_back(model: LanguageM
 
 def test_landing_memory_is_given_in_order_and_freed_when_fused(model: LanguageModel, image: Asked) -> None:
     longest = image.layout.num_tokens + 20
-    with running(model, landing_bytes=1, max_model_len=longest) as pair:
+    with running(model, landing_bytes=1, max_model_len=longest, prefix_cache=False) as pair:
         capacity = longest * model.hidden_size * 4
         each = image.layout.num_rows * model.hidden_size * 4
         sinks = [PromptSink() for _ in range(capacity // each + 1)]

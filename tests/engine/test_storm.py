@@ -87,9 +87,7 @@ class Client:
 
     def prefill(self, sink: PromptSink) -> None:
         self.pair.prefill.prefill(self.asked.prefill_job(self.request_id), sink)
-        sink.was_granted.wait()
-        for item_index, rows in enumerate(self.asked.rows):
-            self.pair.land(self.request_id, item_index, rows)
+        self.pair.land_all(self.request_id, self.asked, sink)
 
 
 def check_while(pair: Pair, over: threading.Event) -> int:

@@ -12,25 +12,35 @@ class Need:
     landing_bytes: int  # memory for embedding rows until they are fused
 
 
-def admit(needs: Iterable[Need], free: Need) -> list[int]:
-    """Indices of the waiting needs, in order of arrival, that get their room now.
+class Room:
+    """Free room, given out in one pass over those that wait, in order of arrival.
 
     Nobody takes a kind of room that somebody before it waits for. There is one exception, without which two requests
     could wait for each other: what waits for blocks does not hold up those that need landing memory alone. They are
     prompts whose blocks were reserved before, and the blocks waited for come free only when those have run. Landing
     memory always comes free by itself (its holders have their blocks), so waiting for it may hold up anybody.
     """
-    blocks, landing_bytes = free.blocks, free.landing_bytes
-    blocks_open = landing_open = True
-    admitted: list[int] = []
-    for index, need in enumerate(needs):
-        has_blocks = need.blocks == 0 or (blocks_open and need.blocks <= blocks)
-        has_landing = need.landing_bytes == 0 or (landing_open and need.landing_bytes <= landing_bytes)
+
+    def __init__(self, free: Need, landing_open: bool = True) -> None:
+        """landing_open: False when somebody before all of them waits for landing memory"""
+        self._blocks, self._landing_bytes = free.blocks, free.landing_bytes
+        self._landing_open = landing_open
+        self.blocks_open = True  # nobody asked before waits for blocks
+
+    def take(self, need: Need) -> bool:
+        """Whether the next in order gets all it needs."""
+        has_blocks = need.blocks == 0 or (self.blocks_open and need.blocks <= self._blocks)
+        has_landing = need.landing_bytes == 0 or (self._landing_open and need.landing_bytes <= self._landing_bytes)
         if has_blocks and has_landing:
-            blocks -= need.blocks
-            landing_bytes -= need.landing_bytes
-            admitted.append(index)
-        else:
-            blocks_open = blocks_open and need.blocks == 0
-            landing_open = landing_open and not has_blocks
-    return admitted
+            self._blocks -= need.blocks
+            self._landing_bytes -= need.landing_bytes
+            return True
+        self.blocks_open = self.blocks_open and need.blocks == 0
+        self._landing_open = self._landing_open and not has_blocks
+        return False
+
+
+def admit(needs: Iterable[Need], free: Need) -> list[int]:
+    """Indices of the waiting needs, in order of arrival, that get their room now."""
+    room = Room(free)
+    return [index for index, need in enumerate(needs) if room.take(need)]

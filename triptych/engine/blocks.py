@@ -4,8 +4,8 @@
 exactly what it held, once, and `check()` can prove that nothing else is out.
 """
 
-from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from triptych.errors import InvariantViolation, Overloaded
 from triptych.journey import BlockRef
@@ -19,28 +19,52 @@ class BlockPool:
     """A fixed number of KV blocks; a block is free again when its last share is released.
 
     Blocks are reused in the order in which they became free: the longer a freed block rests, the likelier a late
-    reader still finds what it came for.
+    reader still finds what it came for. Blocks whose content is kept for whoever needs it again go last.
+
+    on_reuse: called with a kept block before it is given to somebody else; must `forget` it, and may forget others
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._free: deque[int] = deque(range(num_blocks))
+        self.on_reuse: Callable[[int], None] = self.forget
+        self.kept: set[int] = set()
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # free, and kept
         self._shares = [0] * num_blocks
         self._generations = [0] * num_blocks
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self._free)
+        """Those among them whose content is kept included."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Free ones whose content is kept."""
+        return len(self._cached)
 
     def reserve(self, n: int) -> list[int]:
         """Ids of n free blocks, one share of each, their generations bumped. Raises OutOfBlocks and takes none."""
-        if n > len(self._free):
-            raise OutOfBlocks(f"{n} blocks asked for, {len(self._free)} of {self.num_blocks} are free")
-        ids = [self._free.popleft() for _ in range(n)]
+        if n > self.num_free_blocks:
+            raise OutOfBlocks(f"{n} blocks asked for, {self.num_free_blocks} of {self.num_blocks} are free")
+        ids = [self._take() for _ in range(n)]
         for id in ids:
             self._shares[id] = 1
             self._generations[id] += 1
         return ids
+
+    def revive(self, ids: Iterable[int]) -> None:
+        """One share of each block, whose content is kept and stays as it is: its generation, too.
+
+        Raises InvariantViolation for one whose content is not kept, and takes none.
+        """
+        ids = list(ids)
+        for id in ids:
+            if id not in self.kept:
+                raise InvariantViolation(f"the content of block {id} is not kept")
+        for id in ids:
+            self._cached.pop(id, None)
+            self._shares[id] += 1
 
     def share(self, ids: Iterable[int]) -> None:
         """One more share of each block. Raises InvariantViolation for a free one, and shares none."""
@@ -60,7 +84,26 @@ class BlockPool:
         for id in ids:
             self._shares[id] -= 1
             if self._shares[id] == 0:
-                self._free.append(id)
+                (self._cached if id in self.kept else self._free)[id] = None
+
+    def keep(self, id: int) -> None:
+        """What is in this block, which somebody holds, may be used again when it is free."""
+        if self.shares(id) == 0:
+            raise InvariantViolation(f"block {id} is free, its content belongs to nobody")
+        self.kept.add(id)
+
+    def forget(self, id: int) -> None:
+        """The block's content is of no use any more. Idempotent."""
+        self.kept.discard(id)
+        if id in self._cached:
+            del self._cached[id]
+            self._free[id] = None
+
+    def rest(self, ids: Iterable[int]) -> None:
+        """Those that are free and kept count as freed just now, in this order; the rest are left alone."""
+        for id in ids:
+            if id in self._cached:
+                self._cached.move_to_end(id)
 
     def shares(self, id: int) -> int:
         if not 0 <= id < self.num_blocks:
@@ -73,14 +116,26 @@ class BlockPool:
 
     def check(self) -> None:
         """Raises InvariantViolation with the first rule that does not hold."""
-        free = set(self._free)
-        if len(free) != len(self._free):
-            raise InvariantViolation(f"{len(self._free) - len(free)} blocks are in the free list twice")
+        if twice := self._free.keys() & self._cached.keys():
+            raise InvariantViolation(f"block {min(twice)} is free twice")
         for id, shares in enumerate(self._shares):
             if shares < 0:
                 raise InvariantViolation(f"block {id} has {shares} shares")
-            if (shares == 0) != (id in free):
-                raise InvariantViolation(f"block {id} has {shares} shares and is {'' if id in free else 'not '}free")
+            is_free = id in self._free or id in self._cached
+            if (shares == 0) != is_free:
+                raise InvariantViolation(f"block {id} has {shares} shares and is {'' if is_free else 'not '}free")
+            if is_free and (id in self._cached) != (id in self.kept):
+                raise InvariantViolation(
+                    f"free block {id} is {'' if id in self.kept else 'not '}kept, in the wrong list"
+                )
+
+    def _take(self) -> int:
+        if not self._free:
+            oldest = next(iter(self._cached))
+            self.on_reuse(oldest)
+            if oldest not in self._free:
+                raise InvariantViolation(f"block {oldest} is kept, though it is needed")
+        return self._free.popitem(last=False)[0]
 
 
 class BlockLedger:
@@ -116,9 +171,30 @@ class BlockLedger:
         self.pool.share(ids)
         self._held.setdefault(holder, []).extend(ids)
 
+    def reuse(self, holder: Hashable, ids: Sequence[int]) -> None:
+        """Blocks whose content is kept, in use or free, for holder too."""
+        self.pool.revive(ids)
+        self._held.setdefault(holder, []).extend(ids)
+
+    def exchange(self, holder: Hashable, old: Sequence[int], new: Sequence[int]) -> None:
+        """Holder's share of each old block for one of a new block, whose content is kept, in the same place.
+
+        Raises InvariantViolation, and changes nothing, for an old block that holder has not.
+        """
+        held = self._held.get(holder, [])
+        by_old = dict(zip(old, new, strict=True))
+        if not set(old) <= set(held):
+            raise InvariantViolation(f"{holder} gives up blocks that it does not hold")
+        self.pool.revive(new)
+        self._held[holder] = [by_old.get(id, id) for id in held]
+        self.pool.release(old)
+
     def free(self, holder: Hashable) -> None:
-        """Everything holder has; nothing when it has nothing."""
-        self.pool.release(self._held.pop(holder, ()))
+        """Everything holder has, last blocks first: the beginning of a prompt is of use to more others than its end.
+
+        Nothing when it has nothing.
+        """
+        self.pool.release(reversed(self._held.pop(holder, [])))
 
     def lend(self, ids: Sequence[int]) -> tuple[BlockRef, ...]:
         """A share of each block for a reader outside, who gives it back by take_back."""
@@ -131,7 +207,7 @@ class BlockLedger:
         for id, count in Counter(ids).items():
             if self._lent[id] < count:
                 raise InvariantViolation(f"{count} shares of block {id} given back, {self._lent[id]} are lent")
-        self.pool.release(ids)
+        self.pool.release(reversed(ids))
         for id in ids:
             self._lent[id] -= 1
             if self._lent[id] == 0:

@@ -49,18 +49,23 @@ class LanguageEngine:
         settings: LanguageSettings,
         on_step: Callable[[StepReport], None] | None = None,
         on_fatal: Callable[[BaseException], None] | None = None,
+        fingerprint: bytes = b"",
+        max_item_rows: int = 0,
     ) -> None:
         """slab:     KV memory with one unit per block, stamped by the engine; None: memory of the engine's own
         on_fatal: called when the CUDA context is broken; then everything here ends with WorkerLost
+        fingerprint:   of the model; KV of equal prompts is computed once, unless settings.prefix_cache says no
+        max_item_rows: of the largest item that may come, which landing memory must take; 0: a whole context of rows
         """
         self._runner = Runner(model, slab, settings.kv_bytes, settings.block_size)
-        self._landing = LandingMemory(model.hidden_size, model.dtype, model.device)
-        self.limits = _limits(model, settings, self._landing.row_bytes)
+        self._landing = LandingMemory(model.hidden_size, model.dtype, model.device, model.levels)
+        self.limits = _limits(model, settings, self._landing.row_bytes, max_item_rows)
         self._scheduler = Scheduler(self.limits, self._runner.num_blocks)
         self._mailbox = Mailbox()
         self._lock = self._mailbox.lock
         self._copies: list[tuple[int, int]] = []  # blocks to copy before the next step, (from, to)
-        self._prefills = PrefillDesk(self._scheduler, self._landing, model.vocab_size, self._mailbox.news)
+        keyed_by = fingerprint if settings.prefix_cache else None
+        self._prefills = PrefillDesk(self._scheduler, self._landing, model.vocab_size, self._mailbox.news, keyed_by)
         self._decodes = DecodeDesk(self._scheduler, model.vocab_size, self._mailbox.news)
         self._stepper = Stepper(
             self._runner, self._scheduler, self._landing, self._prefills, self._decodes, self._mailbox
@@ -117,7 +122,7 @@ class LanguageEngine:
         Raises InvariantViolation, and takes none back, when such a share was never lent.
         """
         with self._lock:
-            self._scheduler.ledger.take_back(ids)
+            self._scheduler.take_back(ids)
             self._mailbox.wake()
 
     # Decode
@@ -228,10 +233,10 @@ class LanguageEngine:
             self._prefills.expire(now)
             self._decodes.expire(now)
             admitted = self._scheduler.admit()
-            self._prefills.admit(admitted.prefills, now)
+            self._prefills.admit(admitted, now)
             self._decodes.grant(admitted.reservations)
         self._runner.stamp(admitted.new_blocks)
-        if admitted.prefills or admitted.reservations:
+        if admitted.windows or admitted.reservations:
             self._runner.fence()
         self._mailbox.deliver()
         with self._lock:
@@ -270,13 +275,14 @@ class LanguageEngine:
         return reservation
 
 
-def _limits(model: LanguageModel, settings: LanguageSettings, row_bytes: int) -> Limits:
+def _limits(model: LanguageModel, settings: LanguageSettings, row_bytes: int, max_item_rows: int) -> Limits:
     longest = min(settings.max_model_len or model.max_model_len, model.max_model_len)
+    most_rows = min(max_item_rows or longest, longest)
     return Limits(
         block_size=settings.block_size,
         max_model_len=longest,
         prefill_chunk_tokens=settings.prefill_chunk_tokens,
         max_sequences=settings.max_sequences,
-        landing_bytes=max(settings.landing_bytes, longest * row_bytes),
+        landing_bytes=max(settings.landing_bytes, most_rows * row_bytes),
         row_bytes=row_bytes,
     )

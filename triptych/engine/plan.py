@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from triptych.engine.jobs import Window
 from triptych.engine.sequence import DecodeSequence, PrefillSequence, Reservation
 from triptych.errors import ConfigError
 from triptych.journey import BlockRef
@@ -51,9 +52,13 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Who got room, and the blocks nobody held before."""
+    """Who got room, and the blocks nobody held before.
+
+    windows: landing memory for items, in the order in which it was given; each of prefills is in here with its first
+    """
 
     prefills: tuple[PrefillSequence, ...]
+    windows: tuple[tuple[PrefillSequence, Window], ...]
     reservations: tuple[Reservation, ...]
     new_blocks: tuple[BlockRef, ...]
 

@@ -5,14 +5,15 @@ calls a sink itself. Not thread-safe: the engine calls it under its lock.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from triptych.engine.block_keys import BlockKeys, root_key
 from triptych.engine.jobs import PrefillJob, PrefillSink, Window, check_prefill, require_newer
 from triptych.engine.landing import LandingMemory
 from triptych.engine.mailbox import News, NewsQueue
-from triptych.engine.plan import Announcement, Chunk
+from triptych.engine.plan import Admitted, Announcement, Chunk
 from triptych.engine.scheduler import Scheduler
 from triptych.engine.sequence import PrefillSequence
 from triptych.errors import Cancelled, DeadlineExceeded, InternalError, InvariantViolation, Overloaded, TriptychError
@@ -42,8 +43,17 @@ class PrefillTask:
 class PrefillDesk:
     """Intake, progress and ends of all prompts of one engine."""
 
-    def __init__(self, scheduler: Scheduler, landing: LandingMemory, vocab_size: int, news: NewsQueue) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        landing: LandingMemory,
+        vocab_size: int,
+        news: NewsQueue,
+        fingerprint: bytes | None = None,
+    ) -> None:
+        """fingerprint: of the model, for the keys of cached KV; None: no KV is used twice"""
         self._scheduler = scheduler
+        self._fingerprint = fingerprint
         self._landing = landing
         self._vocab_size = vocab_size
         self._news = news
@@ -60,22 +70,20 @@ class PrefillDesk:
             require_newer(older.job.attempt, job.attempt)
             self.end(job.request_id, Cancelled(f"attempt {job.attempt} has come for this prompt"))
         check_prefill(job, self._vocab_size, self._scheduler.limits.max_model_len)
-        sequence = PrefillSequence(job.request_id, job.layout, RowMap(job.layout), job.generated, job.keep_kv)
+        rows = RowMap(job.layout)
+        keys = self._keys(job, rows)
+        sequence = PrefillSequence(job.request_id, job.layout, rows, job.generated, job.keep_kv, keys)
         self._scheduler.add_prefill(sequence)
         self._tasks[job.request_id] = PrefillTask(job, sink, sequence, arrived=now)
 
-    def admit(self, sequences: Iterable[PrefillSequence], now: float) -> None:
-        """Make landing memory for prompts that have got room, and tell their sinks."""
-        for sequence in sequences:
-            task = self._tasks[sequence.request_id]
-            task.admitted = now
-            try:
-                self._landing.open(sequence.request_id, sequence.layout)
-            except RuntimeError as error:  # the device is fuller than our own accounts say
-                self.end(sequence.request_id, Overloaded(f"no memory for {sequence.layout.num_rows} rows: {error}"))
-            else:
-                window = Window(tuple(item.index for item in sequence.layout.items))
-                self._news.append(News(partial(task.sink.granted, window), partial(self._refused, task)))
+    def admit(self, admitted: Admitted, now: float) -> None:
+        """Make landing memory for the windows that have got room, and tell their sinks."""
+        for sequence in admitted.prefills:
+            self._tasks[sequence.request_id].admitted = now
+        for sequence, window in admitted.windows:
+            task = self._tasks.get(sequence.request_id)
+            if task is not None:  # else an earlier window of it has failed
+                self._open(task, window)
 
     def landed(self, request_id: RequestId, item_index: int) -> None:
         """An item's rows are in its landing memory. Rows of a prompt that has ended are nobody's any more."""
@@ -115,10 +123,13 @@ class PrefillDesk:
         self._news.append(News(partial(task.sink.first_tokens, tokens, task.times(now))))
 
     def end(self, request_id: RequestId, error: TriptychError) -> None:
-        """Free everything and tell why; nothing for a request that is not here."""
+        """Free everything and tell why; nothing for a request that is not here.
+
+        Behind an InternalError its KV may be wrong: nobody finds it in the prefix cache any more.
+        """
         task = self._tasks.get(request_id)
         if task is not None:
-            self._forget(request_id)
+            self._forget(request_id, spoiled=isinstance(error, InternalError))
             self._news.append(News(partial(task.sink.failed, error)))
 
     def end_all(self, error: TriptychError) -> None:
@@ -144,6 +155,23 @@ class PrefillDesk:
         if mine != theirs:
             raise InvariantViolation(f"{len(mine)} prompts are known to sinks, {len(theirs)} to the scheduler")
 
+    def _open(self, task: PrefillTask, window: Window) -> None:
+        layout = task.sequence.layout
+        items = [item for item in layout.items if item.index in window.items]
+        try:
+            self._landing.open(task.job.request_id, items)
+        except RuntimeError as error:  # the device is fuller than our own accounts say
+            rows = sum(item.rows for item in items)
+            self.end(task.job.request_id, Overloaded(f"no memory for {rows} rows: {error}"))
+        else:
+            self._news.append(News(partial(task.sink.granted, window), partial(self._refused, task)))
+
+    def _keys(self, job: PrefillJob, rows: RowMap) -> BlockKeys | None:
+        if self._fingerprint is None:
+            return None
+        root = root_key(self._fingerprint, job.cache_salt)
+        return BlockKeys(job.layout, rows, job.generated, self._scheduler.limits.block_size, root)
+
     def _announce(self, task: PrefillTask, announcement: Announcement) -> None:
         blocks = announcement.blocks
         begin, end, last = announcement.tokens_begin, announcement.tokens_end, announcement.last
@@ -151,14 +179,14 @@ class PrefillDesk:
         self._news.append(News(call, partial(self._blocks_refused, task, blocks)))
 
     def _blocks_refused(self, task: PrefillTask, blocks: tuple[BlockRef, ...]) -> None:
-        self._scheduler.ledger.take_back([block.id for block in blocks])
+        self._scheduler.take_back([block.id for block in blocks])
         self._refused(task)
 
     def _refused(self, task: PrefillTask) -> None:
         if self._tasks.get(task.job.request_id) is task:
             self.end(task.job.request_id, InternalError("whoever waits for this prompt failed to take the news"))
 
-    def _forget(self, request_id: RequestId) -> None:
+    def _forget(self, request_id: RequestId, spoiled: bool = False) -> None:
         del self._tasks[request_id]
-        self._scheduler.drop_prefill(request_id)
+        self._scheduler.drop_prefill(request_id, spoiled)
         self._landing.close(request_id)

@@ -10,16 +10,30 @@ it frees exactly what that holder has. Not thread-safe: the engine calls it unde
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-
-from triptych.engine.admission import Need, admit
+from triptych.engine.admission import Need, Room
 from triptych.engine.blocks import BlockLedger, BlockPool
+from triptych.engine.decode_places import DecodePlaces
+from triptych.engine.jobs import Window
+from triptych.engine.landing_books import LandingBooks
 from triptych.engine.plan import Admitted, Announcement, Chunk, Limits, StepPlan
+from triptych.engine.prefixes import Prefixes
 from triptych.engine.sequence import DecodeSequence, PrefillSequence, Reservation, blocks_for
-from triptych.errors import ContextTooLong, InvariantViolation
+from triptych.errors import ContextTooLong
 from triptych.journey import BlockRef, RequestId
+
+Ask = PrefillSequence | Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What one ask got: blocks nobody held before, blocks that came free, its first window."""
+
+    new_blocks: Sequence[int]
+    num_freed: int = 0
+    windows: Sequence[tuple[PrefillSequence, Window]] = ()
 
 
 class Scheduler:
@@ -28,19 +42,21 @@ class Scheduler:
     def __init__(self, limits: Limits, num_blocks: int) -> None:
         self.limits = limits
         self.ledger = BlockLedger(BlockPool(num_blocks))
-        self._asks: deque[PrefillSequence | Reservation] = deque()  # waiting for room, in order of arrival
+        self._prefixes = Prefixes(self.ledger.pool, limits.block_size)
+        self._decodes = DecodePlaces(self.ledger, limits.max_sequences)
+        self._asks: deque[Ask] = deque()  # waiting for room, in order of arrival
         self._prefills: dict[RequestId, PrefillSequence] = {}  # computing, in order of admission
-        self._landing_bytes: dict[RequestId, int] = {}  # of those prefills
-        self._reservations: dict[RequestId, Reservation] = {}  # until their branches start
-        self._branches: dict[RequestId, list[DecodeSequence]] = {}  # unfinished, queued or running
-        self._queued: deque[DecodeSequence] = deque()
-        self._running: list[DecodeSequence] = []
+        self._landing = LandingBooks(limits.row_bytes, limits.landing_bytes)
 
     # Arrivals
 
     def add_prefill(self, sequence: PrefillSequence) -> None:
-        """Raises ContextTooLong for a prompt that no empty pool could take."""
+        """Raises ContextTooLong for a prompt that no empty pool could take.
+
+        Raises MediaTooLarge for one with an item that no empty landing memory could.
+        """
         self._require_pool(blocks_for(sequence.num_tokens, self.limits.block_size), f"{sequence.num_tokens} tokens")
+        self._landing.require(sequence.groups)
         self._asks.append(sequence)
 
     def add_reservation(self, reservation: Reservation) -> None:
@@ -50,16 +66,33 @@ class Scheduler:
         self._asks.append(reservation)
 
     def admit(self) -> Admitted:
-        """Give room to those waiting whose turn it is."""
-        asks = tuple(self._asks)
-        chosen = admit(map(self._need, asks), self._free_room())
+        """Give room to those whose turn it is: landing memory to prompts that go on, then all of it to those waiting.
+
+        One by one, because whoever gets room may take the blocks that the next would have found in the prefix cache.
+        """
+        taken: list[Ask] = []
+        windows: list[tuple[PrefillSequence, Window]] = []
         new_blocks: list[int] = []
-        for index in chosen:
-            new_blocks += self._settle(asks[index])
-            self._asks.remove(asks[index])
-        taken = [asks[index] for index in chosen]
+        again = True
+        while again:  # prompts that find their beginning in the cache free the blocks that were reserved for it
+            windows += self._landing.grant()
+            room = Room(self._free_room(), landing_open=not self._landing.num_waiting)
+            waiting: deque[Ask] = deque()
+            again = False
+            for ask in self._asks:
+                given = self._give(ask, room)
+                if given is None:
+                    waiting.append(ask)
+                    continue
+                taken.append(ask)
+                new_blocks += given.new_blocks
+                windows += given.windows
+                again = again or given.num_freed > 0
+            self._asks = waiting
+        windows += self._landing.grant()
         return Admitted(
             prefills=tuple(ask for ask in taken if isinstance(ask, PrefillSequence)),
+            windows=tuple(windows),
             reservations=tuple(ask for ask in taken if isinstance(ask, Reservation)),
             new_blocks=tuple(BlockRef(id, self.ledger.pool.generation(id)) for id in new_blocks),
         )
@@ -69,22 +102,13 @@ class Scheduler:
 
         Their request must have a reservation. The branches' `blocks` are filled in.
         """
-        request_id = sequences[0].request_id
-        reservation = self._reservations.pop(request_id)
-        for sequence in sequences:
-            table = reservation.table(sequence.branch)
-            self.ledger.share(_branch_key(sequence), table)
-            sequence.blocks = np.array(table, dtype=np.int64)
-        self.ledger.free(_reservation_key(request_id))
-        self._branches[request_id] = list(sequences)
-        self._queued.extend(sequences)
+        self._decodes.start(sequences)
 
     # One step
 
     def plan(self) -> StepPlan:
         """The next step. Changes nothing but who is running."""
-        while self._queued and len(self._running) < self.limits.max_sequences:
-            self._running.append(self._queued.popleft())
+        running = self._decodes.run()
         room = whole_room = self.limits.prefill_chunk_tokens
         chunks: list[Chunk] = []
         for sequence in self._prefills.values():
@@ -92,12 +116,13 @@ class Scheduler:
             if end > sequence.num_computed:
                 chunks.append(Chunk(sequence, sequence.num_computed, end))
                 room -= end - sequence.num_computed
-        return StepPlan(tuple(self._running), tuple(chunks))
+        return StepPlan(running, tuple(chunks))
 
     def advance(self, chunk: Chunk) -> Announcement | None:
-        """The chunk's work is launched: count it, and lend out the blocks that it completes."""
+        """The chunk's work is launched: count it, let its blocks be found, and lend out those that it completes."""
         sequence = chunk.sequence
         sequence.num_computed = chunk.end
+        self._prefixes.publish(sequence)
         fresh = sequence.blocks_to_announce(self.limits.block_size)
         if not sequence.keep_kv or fresh is None:
             return None
@@ -111,43 +136,42 @@ class Scheduler:
 
     def release_landing(self, request_id: RequestId, num_bytes: int) -> None:
         """Rows of that many bytes are fused, and their memory is free."""
-        self._landing_bytes[request_id] -= num_bytes
+        self._landing.release(request_id, num_bytes)
+
+    def take_back(self, ids: Sequence[int]) -> None:
+        """Lent blocks come back. Raises InvariantViolation when a share was never lent, and takes none back."""
+        self.ledger.take_back(ids)
+        self._prefixes.rest(ids)
 
     def finish_branch(self, sequence: DecodeSequence) -> None:
-        siblings = self._branches[sequence.request_id]
-        siblings.remove(sequence)
-        if not siblings:
-            del self._branches[sequence.request_id]
-        self._running.remove(sequence)
-        self.ledger.free(_branch_key(sequence))
+        self._decodes.finish(sequence)
 
-    # Departures at any moment; both are idempotent
+    # Departures at any moment; all are idempotent
 
-    def drop_prefill(self, request_id: RequestId) -> None:
+    def drop_prefill(self, request_id: RequestId, spoiled: bool = False) -> None:
+        """spoiled: a step with this prompt went wrong; nobody may find its blocks, or any built upon them, again"""
         self._forget_asks(PrefillSequence, request_id)
-        self._prefills.pop(request_id, None)
-        self._landing_bytes.pop(request_id, None)
+        prompt = self._prefills.pop(request_id, None)
+        self._prefixes.leave(request_id)
+        if prompt is not None and spoiled:
+            self._prefixes.spoil(prompt)
+        self._landing.drop(request_id)
         self.ledger.free(_prefill_key(request_id))
 
     def drop_decode(self, request_id: RequestId) -> None:
         self._forget_asks(Reservation, request_id)
-        self._reservations.pop(request_id, None)
-        self.ledger.free(_reservation_key(request_id))
-        for sequence in self._branches.pop(request_id, ()):
-            self.ledger.free(_branch_key(sequence))
-        self._queued = deque(sequence for sequence in self._queued if sequence.request_id != request_id)
-        self._running = [sequence for sequence in self._running if sequence.request_id != request_id]
+        self._decodes.drop(request_id)
 
     # Questions
 
     @property
     def landing_bytes(self) -> int:
         """Reserved and not fused."""
-        return sum(self._landing_bytes.values())
+        return self._landing.num_bytes
 
     def reservation(self, request_id: RequestId) -> Reservation | None:
         """Granted, and its decoding has not started."""
-        return self._reservations.get(request_id)
+        return self._decodes.reservation(request_id)
 
     def prefill_ids(self) -> set[RequestId]:
         """Prompts waiting or computing."""
@@ -155,94 +179,98 @@ class Scheduler:
 
     def is_decoding(self, request_id: RequestId) -> bool:
         """Whether a branch of the request is unfinished."""
-        return request_id in self._branches
+        return self._decodes.is_decoding(request_id)
 
     def decode_ids(self) -> set[RequestId]:
         """Requests waiting for blocks, reserved or decoding."""
-        waiting = {ask.request_id for ask in self._asks if isinstance(ask, Reservation)}
-        return waiting | set(self._reservations) | set(self._branches)
+        return {ask.request_id for ask in self._asks if isinstance(ask, Reservation)} | self._decodes.request_ids
 
     def gauges(self) -> dict[str, float]:
         """Names and units as in metrics.WORKER_GAUGES."""
         waiting = [ask for ask in self._asks if isinstance(ask, PrefillSequence)]
         prefills = [*waiting, *self._prefills.values()]
+        pool = self.ledger.pool
         return {
-            "kv_blocks": self.ledger.pool.num_blocks,
-            "kv_free_blocks": self.ledger.pool.num_free_blocks,
+            "kv_blocks": pool.num_blocks,
+            "kv_free_blocks": pool.num_free_blocks,
+            "kv_cached_blocks": pool.num_cached_blocks,
+            "prefix_lookup_tokens_total": self._prefixes.num_looked_up,
+            "prefix_hit_tokens_total": self._prefixes.num_hit,
             "prefill_queued_tokens": sum(prompt.num_tokens - prompt.num_computed for prompt in prefills),
             "prefill_requests": len(prefills),
-            "decode_sequences": len(self._running) + len(self._queued),
+            "prefill_windows_waiting": self._landing.num_waiting,
+            "decode_sequences": self._decodes.num_sequences,
             "decode_reservations_queued": len(self._asks) - len(waiting),
             "landing_bytes": self.landing_bytes,
         }
 
     def is_idle(self) -> bool:
         """Nobody waits or runs, and every block is free."""
-        return not (self._asks or self._prefills or self._reservations or self._branches) and self.ledger.is_empty
+        return not (self._asks or self._prefills) and self._decodes.is_empty and self.ledger.is_empty
 
     def check(self) -> None:
         """Raises InvariantViolation with the first rule that does not hold."""
-        self.ledger.check(self._holders())
-        if set(self._landing_bytes) != set(self._prefills):
-            holders, running = len(self._landing_bytes), len(self._prefills)
-            raise InvariantViolation(f"{holders} prompts hold landing memory, {running} are being computed")
-        used = self.landing_bytes
-        if not 0 <= used <= self.limits.landing_bytes or min(self._landing_bytes.values(), default=0) < 0:
-            raise InvariantViolation(f"{used} of {self.limits.landing_bytes} landing bytes are reserved")
-        if len(self._running) > self.limits.max_sequences:
-            raise InvariantViolation(f"{len(self._running)} branches run, {self.limits.max_sequences} may")
-        self._check_branches()
+        self.ledger.check([*map(_prefill_key, self._prefills), *self._decodes.holders()])
+        self._prefixes.check()
+        self._landing.check(self._prefills)
+        self._decodes.check(self.limits.block_size)
         for prompt in self._prefills.values():
             prompt.check()
 
-    def _check_branches(self) -> None:
-        listed = [id(branch) for branches in self._branches.values() for branch in branches]
-        placed = [id(branch) for branch in (*self._running, *self._queued)]
-        if sorted(listed) != sorted(placed):
-            raise InvariantViolation(f"{len(listed)} branches are unfinished, {len(placed)} run or queue")
-        for branch in (*self._running, *self._queued):
-            branch.check(self.limits.block_size)
-            if tuple(branch.blocks.tolist()) != self.ledger.held(_branch_key(branch)):
-                raise InvariantViolation(f"branch {branch.choice} writes into blocks that it does not hold")
-
-    def _holders(self) -> Iterator[Hashable]:
-        yield from map(_prefill_key, self._prefills)
-        yield from map(_reservation_key, self._reservations)
-        for branches in self._branches.values():
-            yield from map(_branch_key, branches)
-
-    def _need(self, ask: PrefillSequence | Reservation) -> Need:
-        if isinstance(ask, Reservation):
-            return Need(ask.num_blocks, 0)
-        blocks = 0 if self._reserved_for(ask) else blocks_for(ask.num_tokens, self.limits.block_size)
-        return Need(blocks, ask.layout.num_rows * self.limits.row_bytes)
+    # Room
 
     def _free_room(self) -> Need:
-        return Need(self.ledger.pool.num_free_blocks, self.limits.landing_bytes - self.landing_bytes)
+        return Need(self.ledger.pool.num_free_blocks, self._landing.num_free_bytes)
 
-    def _settle(self, ask: PrefillSequence | Reservation) -> list[int]:
-        """Give the ask what it needs; the blocks that nobody held before."""
+    def _give(self, ask: Ask, room: Room) -> _Given | None:
+        """What the ask got; None when it is not its turn."""
         if isinstance(ask, Reservation):
-            blocks = self.ledger.reserve(_reservation_key(ask.request_id), ask.num_blocks)
-            ask.blocks = tuple(blocks)
-            self._reservations[ask.request_id] = ask
-            return blocks
+            return _Given(self._decodes.grant(ask)) if room.take(Need(ask.num_blocks, 0)) else None
+        held = self._reserved_for(ask)
+        if held is None and not room.blocks_open:
+            return None  # it needs a block at least: not worth a lookup
+        cached = self._prefixes.look(ask)
+        if cached is None:
+            return None
+        if held is not None and any(self.ledger.pool.shares(id) > 1 for id in held.blocks[: len(cached)]):
+            cached = ()  # somebody is copying into the blocks that would be given up
+        num_cached = len(cached) * self.limits.block_size
+        windows = self._landing.pack(ask.needed_groups(num_cached))
+        num_bytes = self._landing.size(windows[0]) if windows else 0
+        if not room.take(Need(self._blocks_needed(ask, held, cached), num_bytes)):
+            return None
+        new_blocks, num_freed = self._take_blocks(ask, held, cached)
+        ask.begin(self.ledger.held(_prefill_key(ask.request_id)), num_cached, windows)
         self._prefills[ask.request_id] = ask
-        self._landing_bytes[ask.request_id] = ask.layout.num_rows * self.limits.row_bytes
-        ask.blocks = self._reserved_for(ask)
-        if ask.blocks:
-            self.ledger.share(_prefill_key(ask.request_id), ask.blocks)
-            return []
-        blocks = self.ledger.reserve(_prefill_key(ask.request_id), blocks_for(ask.num_tokens, self.limits.block_size))
-        ask.blocks = tuple(blocks)
-        return blocks
+        self._prefixes.begin(ask)
+        return _Given(new_blocks, num_freed, [(ask, self._landing.begin(ask))])
 
-    def _reserved_for(self, sequence: PrefillSequence) -> tuple[int, ...]:
-        """The prompt blocks of the request's own reservation here: computing into them saves the copy at hand-over."""
-        reservation = self._reservations.get(sequence.request_id)
-        if reservation is None or reservation.prompt_tokens != sequence.num_tokens:
-            return ()  # a different length is a disagreement between tiers; start of decoding refuses it by name
-        return reservation.prompt_blocks
+    def _blocks_needed(self, ask: PrefillSequence, held: Reservation | None, cached: Sequence[int]) -> int:
+        """Free blocks that the prompt takes up; those that rest in the cache are free, too."""
+        if held is not None:
+            return 0
+        resting = sum(self.ledger.pool.shares(id) == 0 for id in cached)
+        return blocks_for(ask.num_tokens, self.limits.block_size) - len(cached) + resting
+
+    def _take_blocks(
+        self, ask: PrefillSequence, held: Reservation | None, cached: Sequence[int]
+    ) -> tuple[list[int], int]:
+        """A block table for the prompt: the blocks nobody held before, and how many came free."""
+        key = _prefill_key(ask.request_id)
+        if held is None:
+            self.ledger.reuse(key, cached)
+            return self.ledger.reserve(key, blocks_for(ask.num_tokens, self.limits.block_size) - len(cached)), 0
+        num_freed = self._decodes.begin_with(held, cached)
+        self._prefixes.overwrite(held.prompt_blocks[len(cached) :])
+        self.ledger.share(key, held.prompt_blocks)
+        return [], num_freed
+
+    def _reserved_for(self, sequence: PrefillSequence) -> Reservation | None:
+        """The request's own reservation here: computing into its blocks saves the copy at hand-over."""
+        held = self._decodes.reservation(sequence.request_id)
+        if held is None or held.prompt_tokens != sequence.num_tokens:
+            return None  # a different length is a disagreement between tiers; start of decoding refuses it by name
+        return held
 
     def _require_pool(self, num_blocks: int, what: str) -> None:
         pool = self.ledger.pool
@@ -257,11 +285,3 @@ class Scheduler:
 
 def _prefill_key(request_id: RequestId) -> Hashable:
     return ("prefill", request_id)
-
-
-def _reservation_key(request_id: RequestId) -> Hashable:
-    return ("reservation", request_id)
-
-
-def _branch_key(sequence: DecodeSequence) -> Hashable:
-    return ("branch", sequence.request_id, sequence.branch)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from triptych.engine.block_keys import BlockKeys
+from triptych.engine.windows import Group, group_items
 from triptych.errors import InvariantViolation
 from triptych.journey import Int64Array, Layout, RequestId, Run, Sampling
 from triptych.multimodal.rows import RowMap
@@ -31,7 +33,11 @@ def finish_reason(token_id: int, position: int, sampling: Sampling, prompt_token
 class PrefillSequence:
     """A prompt, and what was generated before a continuation, on its way through the model.
 
-    It can be computed up to `num_ready` tokens: the longest prefix whose embedding rows have all landed.
+    It can be computed up to `num_ready` tokens: the longest prefix whose embedding rows have all landed. Items whose
+    rows the cached beginning covers count as landed; they are in no window.
+
+    keys:    of its blocks; None: it takes no part in the prefix cache
+    windows: the items that are needed, in the order in which they get landing memory
     """
 
     request_id: RequestId
@@ -39,13 +45,22 @@ class PrefillSequence:
     rows: RowMap
     generated: tuple[int, ...]
     keep_kv: bool
+    keys: BlockKeys | None = None
     blocks: tuple[int, ...] = ()
+    num_cached: int = 0  # tokens whose KV was there when it got room, a multiple of the block size
     num_computed: int = 0  # tokens whose KV the launched steps have written or will write
     num_announced_blocks: int = 0
     ready_items: set[int] = field(default_factory=set)
     num_ready: int = 0
+    windows: tuple[Group, ...] = ()
+    num_granted_windows: int = 0
+    awaited: bytes | None = None  # key of the block that it waits for, while another prompt computes it
+    publishes: bool = False  # whether its next block will be the one that others find
+    num_published: int = 0  # blocks from the first on that others find, or found by it
+    groups: tuple[Group, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.groups = group_items(self.layout.items, self.layout.atomic)
         self._update_ready()
 
     @property
@@ -55,6 +70,20 @@ class PrefillSequence:
     @property
     def is_computed(self) -> bool:
         return self.num_computed == self.num_tokens
+
+    def begin(self, blocks: tuple[int, ...], num_cached: int, windows: tuple[Group, ...]) -> None:
+        """Room is there, and so is the KV of the first num_cached tokens; the first window is granted."""
+        self.blocks = blocks
+        self.num_cached = self.num_computed = num_cached
+        self.windows = windows
+        self.num_granted_windows = min(1, len(windows))
+        self.ready_items.update(item.index for item in self.layout.items if item.runs[-1].end <= num_cached)
+        self._update_ready()
+
+    def needed_groups(self, num_cached: int) -> list[Group]:
+        """Items of which a row lies behind so many cached tokens."""
+        needed = ([item for item in group if item.runs[-1].end > num_cached] for group in self.groups)
+        return [tuple(group) for group in needed if group]
 
     def mark_ready(self, item_index: int) -> None:
         self.ready_items.add(item_index)
@@ -85,10 +114,15 @@ class PrefillSequence:
             )
         if self.num_announced_blocks > len(self.blocks):
             raise InvariantViolation(f"{self.num_announced_blocks} of {len(self.blocks)} blocks are announced")
+        if self.num_computed < self.num_cached or self.rows.legal_end(self.num_cached) != self.num_cached:
+            raise InvariantViolation(f"{self.num_cached} tokens are cached, {self.num_computed} computed")
+        if not min(1, len(self.windows)) <= self.num_granted_windows <= len(self.windows):
+            raise InvariantViolation(f"{self.num_granted_windows} of {len(self.windows)} windows are granted")
 
     def _update_ready(self) -> None:
         prefix = self.rows.ready_prefix(self.ready_items)
-        self.num_ready = self.num_tokens if prefix == self.layout.num_tokens else prefix
+        ready = self.num_tokens if prefix == self.layout.num_tokens else prefix
+        self.num_ready = max(ready, self.num_cached)  # a beginning may end inside an item that is needed for its rest
 
 
 @dataclass(slots=True, eq=False)
