@@ -1,8 +1,9 @@
 """One try at taking a request through all tiers.
 
-Blocks at the decode worker first, then landing rows at the prefill worker, then encoders: whoever holds something
-later in this order never waits for something earlier, so requests cannot deadlock one another, and an encoder's arena
-only fills with rows that have a place to go.
+Blocks at the decode worker first, then blocks and landing rows at the prefill worker, then encoders, for one window of
+items after the other: whoever holds something later in this order never waits for something earlier (a prompt that
+waits for its next window needs nothing more to fuse what it has), so requests cannot deadlock one another, and an
+encoder's arena only fills with rows that have a place to go.
 """
 
 import asyncio
@@ -67,7 +68,7 @@ class Attempt:
         if self._request.prepared.layout.items:
             group.create_task(self._blaming(Role.ENCODE, self._encode(prefill)))
         else:
-            self._request.move(Stage.PREFILLING)
+            self._prefilling()
         await self._blaming(Role.PREFILL, prefill.run(self._decode is not None, self._take_kv, self._take_first))
         if self._decode is not None:
             await self._finish(self._decode)
@@ -88,16 +89,23 @@ class Attempt:
         return [group.create_task(self._blaming(Role.DECODE, work)) for work in (decode.land(), decode.listen())]
 
     async def _encode(self, prefill: PrefillStage) -> None:
-        await prefill.accepted.wait()
-        self._request.move(Stage.ENCODING)
+        """What prefill needs, as it gets room for it: nothing of the prompt's cached beginning."""
         encode = EncodeStage(self._tools, prefill.give)
         try:
-            await encode.run()
-            if self._request.stage is Stage.ENCODING:  # else the first token has overtaken us
-                self._request.move(Stage.PREFILLING)
+            while (window := await prefill.windows.get()) is not None:
+                if window:
+                    if self._request.stage is Stage.RESERVING:
+                        self._request.move(Stage.ENCODING)
+                    await encode.run(window)
+            self._prefilling()
             await prefill.finished.wait()
         finally:
             encode.drop_claims()
+
+    def _prefilling(self) -> None:
+        """Every row is given, or the first token has overtaken the news of it."""
+        if self._request.stage in (Stage.RESERVING, Stage.ENCODING):
+            self._request.move(Stage.PREFILLING)
 
     async def _take_kv(self, ref: common_pb2.KVRef) -> None:
         if self._decode is not None:
@@ -105,8 +113,7 @@ class Attempt:
 
     async def _take_first(self, first: prefill_pb2.FirstTokens) -> None:
         request = self._request
-        if request.stage is Stage.ENCODING:
-            request.move(Stage.PREFILLING)
+        self._prefilling()
         request.timeline.add_parallel(first.times)
         request.cached_tokens = first.cached_tokens
         request.deliver([wire.token_from_pb(token) for token in first.tokens])

@@ -21,7 +21,7 @@ GiveRef = Callable[[int, common_pb2.EmbeddingRef], Awaitable[None]]
 
 
 class EncodeStage:
-    """Encodes all items of one attempt; each ref is given on as soon as it is there.
+    """Encodes the items of one attempt, window by window; each ref is given on as soon as it is there.
 
     An encoder that fails costs only its unfinished items: they are tried once more, elsewhere if there is another.
     """
@@ -29,12 +29,14 @@ class EncodeStage:
     def __init__(self, tools: StageTools, give: GiveRef) -> None:
         self._tools = tools
         self._give = give
-        self._waiting = {item.index: item for item in tools.request.prepared.layout.items}
+        self._waiting: dict[int, Item] = {}
         self._failures: dict[WorkerLink, TriptychError] = {}
         self._kept: list[tuple[WorkerLink, bytes]] = []
 
-    async def run(self) -> None:
-        """Returns when the last ref has been given. Raises why an item cannot be encoded."""
+    async def run(self, window: Sequence[int]) -> None:
+        """Returns when the last ref of these items has been given. Raises why an item cannot be encoded."""
+        items = self._tools.request.prepared.layout.items
+        self._waiting = {index: items[index] for index in window}
         while self._waiting:
             avoid, self._failures = set(self._failures), {}
             shares = await self._shares(avoid)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import secrets
+import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -133,6 +134,11 @@ class Fleet:
     def max_model_len(self, of_card: int) -> int:
         """Tokens of prompt and output together that some ready decode worker takes."""
         return int(min(of_card, self.snapshot.token_limit()))
+
+    def max_item_tokens(self) -> int:
+        """Patches of the largest item that some ready encoder takes; no limit where none is ready, or has not told."""
+        limits = [link.status.max_item_tokens or sys.maxsize for link in self._rows if link.takes(Role.ENCODE)]
+        return max(limits, default=sys.maxsize)
 
     def describe(self) -> list[dict[str, Any]]:
         """The workers as JSON values, for /v1/cluster."""

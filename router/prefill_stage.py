@@ -21,12 +21,14 @@ class PrefillStage:
 
     def __init__(self, tools: StageTools, link: WorkerLink) -> None:
         self.link = link
-        self.accepted = asyncio.Event()  # landing rows and blocks are reserved: encoders may be asked
+        self.windows: asyncio.Queue[tuple[int, ...] | None] = asyncio.Queue()  # items to be encoded; None: no more
         self.finished = asyncio.Event()
         self._tools = tools
         self._call = link.calls.prefill(timeout=tools.seconds_left())
         self._outbox: Outbox[prefill_pb2.PrefillRequest] = Outbox(self._call)
-        self._refs_left = len(tools.request.prepared.layout.items)
+        self._granted: set[int] = set()  # items of all windows so far
+        self._more_windows = True
+        self._refs_given = 0
 
     async def run(self, decode_follows: bool, take_kv: TakeKV, take_first: TakeFirst) -> None:
         """Hands on every KV ref, then the first tokens, one per branch; returns when the call has ended."""
@@ -43,14 +45,30 @@ class PrefillStage:
     async def give(self, item_index: int, ref: common_pb2.EmbeddingRef) -> None:
         item = prefill_pb2.ItemRef(item_index=item_index, ref=ref)
         await self._outbox.send(prefill_pb2.PrefillRequest(item=item))
-        self._refs_left -= 1
-        if not self._refs_left:
-            await self._outbox.close()
+        self._refs_given += 1
+        await self._close_if_complete()
 
     async def _send_start(self, decode_follows: bool, booking: Booking) -> None:
         await self._outbox.send(prefill_pb2.PrefillRequest(start=self._start(decode_follows)))
         booking.sent(self._tools.now())
-        if not self._refs_left:
+
+    async def _take_window(self, accepted: prefill_pb2.Accepted) -> None:
+        """Lets the window's items be encoded. Raises InternalError for a window that makes no sense."""
+        num_items = len(self._tools.request.prepared.layout.items)
+        window = tuple(accepted.items)
+        fresh = set(window) - self._granted
+        if not self._more_windows or len(fresh) < len(window) or max(window, default=-1) >= num_items:
+            last = "" if self._more_windows else ", which was its last,"
+            raise InternalError(f"a prefill worker granted items {window} of {num_items} behind {self._granted}{last}")
+        self._granted |= fresh
+        self._more_windows = accepted.more
+        self.windows.put_nowait(window)
+        if not accepted.more:
+            self.windows.put_nowait(None)
+            await self._close_if_complete()
+
+    async def _close_if_complete(self) -> None:
+        if not self._more_windows and self._refs_given == len(self._granted):
             await self._outbox.close()
 
     async def _listen(self, take_kv: TakeKV, take_first: TakeFirst) -> None:
@@ -61,10 +79,12 @@ class PrefillStage:
             if reply.HasField("kv"):
                 await take_kv(reply.kv)
             elif reply.HasField("first"):
+                if self._more_windows:
+                    raise InternalError("a prefill worker gave first tokens ahead of the last window")
                 await take_first(reply.first)
                 done = True
-            else:
-                self.accepted.set()
+            elif reply.HasField("accepted"):
+                await self._take_window(reply.accepted)
         if not done:
             raise InternalError("a prefill worker ended a call without the first tokens")
 
@@ -78,4 +98,5 @@ class PrefillStage:
             decode_follows=decode_follows,
             lease_ms=self._tools.lease_ms,
             generated=self._tools.generated,
+            cache_salt=prepared.cache_salt,
         )

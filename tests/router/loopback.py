@@ -5,7 +5,7 @@ Tests steer it by its attributes: what it fails with, what it waits for; and rea
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,7 @@ class LoopbackWorker:
     state: str = "ready"
     reads_memfd: bool = True
     num_blocks: int = 1000
+    max_item_tokens: int = 0  # 0: not told
     free_blocks: int = 1000
     queued_tokens: int = 0
     finish_at: int = 1 << 30  # position at which sequences end by themselves
@@ -66,6 +67,12 @@ class LoopbackWorker:
     fail_encode: list[TriptychError] = field(default_factory=list)  # one per Encode call
     fail_item: dict[int, TriptychError] = field(default_factory=dict)
     fail_prefill: list[TriptychError] = field(default_factory=list)  # one per Prefill call, after it was accepted
+    window_items: int = 0  # items per window at prefill; 0: all in one
+    cached_items: int = 0  # of every prompt, the first ones: up to the end of the last, KV is there already
+    grant_wrongly: list[prefill_pb2.Accepted] = field(default_factory=list)  # in place of the windows, one call
+    fail_prefill_after: dict[int, TriptychError] = field(default_factory=dict)  # by number of refs it has got, once
+    salts: list[bytes] = field(default_factory=list)  # of every Prefill call
+    window_gate: asyncio.Event = field(default_factory=asyncio.Event)  # closed: no window but the first is granted
     fail_decode_at: dict[int, TriptychError] = field(default_factory=dict)  # by position, once
     skip_position: int = -1  # a token that gets lost
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # closed: reserve, prefill and encode wait
@@ -73,6 +80,8 @@ class LoopbackWorker:
     renewed: list[bytes] = field(default_factory=list)
     memfd_reads: int = 0
     chunks: int = 0
+    digests: set[bytes] = field(default_factory=set)  # of all items that Encode calls have asked for
+    refs: int = 0  # that Prefill calls have got
     _server: Any = None
     _routers: dict[str, asyncio.Queue[decode_pb2.SequenceTokens]] = field(default_factory=dict)
     _reserved: dict[tuple[bytes, int], str] = field(default_factory=dict)
@@ -92,6 +101,7 @@ class LoopbackWorker:
 
     async def start(self) -> None:
         self.gate.set()
+        self.window_gate.set()
         server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
         self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
         add: Any
@@ -157,6 +167,7 @@ class _Worker(worker_pb2_grpc.WorkerServicer):
             gauges=[worker_pb2.Gauge(name=name, value=value) for name, value in gauges.items()],
             protocol=wire.PROTOCOL,
             block_size=BLOCK_SIZE,
+            max_item_tokens=worker.max_item_tokens,
         )
         if request.HasField("probe"):
             probe = request.probe
@@ -205,6 +216,7 @@ class _Encoder(encoder_pb2_grpc.EncoderServicer):
             await _refuse(context, error)
         for message in start.items:
             item = wire.item_from_pb(message)
+            worker.digests.add(item.digest)
             failure = worker.fail_item.pop(item.index, None)
             if failure is not None:
                 yield encoder_pb2.EncodeReply(item_index=item.index, failure=wire.failure_to_pb(failure))
@@ -238,22 +250,44 @@ class _Prefill(prefill_pb2_grpc.PrefillServicer):
         generated = wire.tokens_from_bytes(start.generated)
         worker.log.append(f"prefill attempt {start.envelope.attempt} after {len(generated)}")
         await worker.gate.wait()
-        yield prefill_pb2.PrefillReply(accepted=prefill_pb2.Accepted(items=range(len(layout.items))))
-        if worker.fail_prefill:
-            await _refuse(context, worker.fail_prefill.pop(0))
-        got: dict[int, common_pb2.EmbeddingRef] = {}
-        while len(got) < len(layout.items):
-            request = await anext(requests, None)
-            if request is None:
+        worker.salts.append(start.cache_salt)
+        for wrong in worker.grant_wrongly:
+            yield prefill_pb2.PrefillReply(accepted=wrong)
+        worker.grant_wrongly, granted = [], bool(worker.grant_wrongly)
+        cached, needed = layout.items[: worker.cached_items], layout.items[worker.cached_items :]
+        cached_tokens = cached[-1].runs[-1].end if cached else 0
+        for window, more in [] if granted else _windows(needed, worker.window_items):
+            worker.log.append(f"window {','.join(str(item.index) for item in window)}")
+            yield prefill_pb2.PrefillReply(
+                accepted=prefill_pb2.Accepted(
+                    items=[item.index for item in window], cached_tokens=cached_tokens, more=more
+                )
+            )
+            if worker.fail_prefill:
+                await _refuse(context, worker.fail_prefill.pop(0))
+            if not await self._receive(requests, window, context):
                 return  # the router has given up
-            got[request.item.item_index] = request.item.ref
-        for item in layout.items:
-            assert got[item.index].item_digest == item.digest
+            await worker.window_gate.wait()
         total = layout.num_tokens + len(generated)
         if start.decode_follows:
             yield prefill_pb2.PrefillReply(kv=wire.kv_ref_to_pb(self._kv_ref(total)))
         tokens = [self._first(start, branch, len(generated)) for branch in range(start.branches)]
-        yield prefill_pb2.PrefillReply(first=prefill_pb2.FirstTokens(tokens=tokens))
+        yield prefill_pb2.PrefillReply(first=prefill_pb2.FirstTokens(tokens=tokens, cached_tokens=cached_tokens))
+
+    async def _receive(self, requests: AsyncIterator[Any], window: Sequence[Item], context: Any) -> bool:
+        """Whether the rows of all items of the window have come; any other row is a mistake of the router's."""
+        left = {item.index: item for item in window}
+        while left:
+            request = await anext(requests, None)
+            if request is None:
+                return False
+            item = left.pop(request.item.item_index)
+            assert request.item.ref.item_digest == item.digest
+            self._worker.refs += 1
+            error = self._worker.fail_prefill_after.pop(self._worker.refs, None)
+            if error is not None:
+                await _refuse(context, error)
+        return True
 
     def _first(self, start: prefill_pb2.PrefillStart, branch: int, position: int) -> common_pb2.Token:
         return wire.token_to_pb(_token(self._worker, branch, position, start.sampling.max_tokens))
@@ -332,6 +366,13 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
         finally:
             worker._reserved.pop(key, None)
             worker._decoding.pop(key, None)
+
+
+def _windows(items: Sequence[Item], size: int) -> list[tuple[Sequence[Item], bool]]:
+    """At least one, maybe empty; each with whether another follows."""
+    size = size or len(items)
+    begins = range(0, len(items), size) if items else range(1)
+    return [(items[begin : begin + size], begin + size < len(items)) for begin in begins]
 
 
 def _token(worker: LoopbackWorker, choice: int, position: int, max_tokens: int) -> Token:

@@ -39,7 +39,7 @@ async def test_blocks_are_reserved_before_prefill_and_prefill_accepts_before_enc
     async with serving(card, [worker]) as served:
         await served.ids([picture(), TEXT], max_tokens=3)
         stages = [entry.split()[0] for entry in worker.log]
-        assert stages == ["reserve", "prefill", "encode", "decode"]
+        assert stages == ["reserve", "prefill", "window", "encode", "decode"]
 
 
 async def test_one_token_needs_no_decode_worker(card: ModelCard) -> None:

@@ -67,8 +67,8 @@ def test_rows_that_the_layout_does_not_expect_are_refused_with_both_sides() -> N
     first = LAYOUT.items[0]
     with pytest.raises(LayoutMismatch, match=r"expects 4 rows of .*offers 3 rows"):
         awaited.take(0, ref(first, rows=3))
-    with pytest.raises(LayoutMismatch, match="offers 4 rows of 01010101"):
-        awaited.take(0, ref(first, digest=b"\1" * 32))
+    with pytest.raises(LayoutMismatch, match="offers 4 rows of 09090909"):
+        awaited.take(0, ref(first, digest=b"\x09" * 32))
     with pytest.raises(LayoutMismatch, match="rows came for item 3, the prompt has 3 items"):
         awaited.take(3, ref(first))
     assert awaited.take(0, ref(first)), "a refused ref leaves its place open"
