@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from triptych.errors import UnknownModel
 from triptych.journey import Role
+from triptych.router.admin import ACTIONS, EmbeddingsAdmin
 from triptych.router.chat import ChatEndpoint
 from triptych.router.edge import Edge, nested_response
 from triptych.router.failures import nested
@@ -36,6 +37,7 @@ def build_app(router: Router) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     _add_models(app, router)
     _add_probes(app, router)
+    _add_admin(app, EmbeddingsAdmin(router))
     chat = ChatEndpoint(router)
 
     @app.post("/v1/chat/completions", response_model=None)
@@ -94,6 +96,18 @@ def _add_probes(app: FastAPI, router: Router) -> None:
     @app.get("/v1/cluster", response_model=None)
     async def cluster() -> dict[str, Any]:
         return {"object": "cluster", "model": router.name, "workers": router.fleet.describe()}
+
+
+def _add_admin(app: FastAPI, admin: EmbeddingsAdmin) -> None:
+    @app.post("/admin/embeddings/warm", response_model=None)
+    async def warm(http: Request) -> dict[str, Any]:
+        return await admin.warm(http)
+
+    @app.post("/admin/embeddings/{action}", response_model=None)
+    async def control(http: Request, action: str) -> dict[str, Any]:
+        if action not in ACTIONS:
+            raise HTTPException(404)
+        return await admin.control(http, action)
 
 
 async def _http_error(http: Request, error: Exception) -> Response:

@@ -33,6 +33,7 @@ class WorkerCalls:
     cancel: grpc.aio.UnaryUnaryMultiCallable[worker_pb2.CancelRequest, common_pb2.Empty]
     renew: grpc.aio.UnaryUnaryMultiCallable[worker_pb2.RenewRequest, worker_pb2.RenewReply]
     encode: grpc.aio.StreamStreamMultiCallable[encoder_pb2.EncodeRequest, encoder_pb2.EncodeReply]
+    cache: grpc.aio.UnaryUnaryMultiCallable[encoder_pb2.CacheRequest, encoder_pb2.CacheReply]
     prefill: grpc.aio.StreamStreamMultiCallable[prefill_pb2.PrefillRequest, prefill_pb2.PrefillReply]
     reserve: grpc.aio.UnaryUnaryMultiCallable[decode_pb2.ReserveRequest, decode_pb2.ReserveReply]
     decode: grpc.aio.StreamUnaryMultiCallable[decode_pb2.DecodeRequest, decode_pb2.DecodeReply]
@@ -44,7 +45,7 @@ class WorkerCalls:
         prefill: Any = prefill_pb2_grpc.PrefillStub(channel)  # type: ignore[no-untyped-call]
         decode: Any = decode_pb2_grpc.DecodeStub(channel)  # type: ignore[no-untyped-call]
         self.status, self.cancel, self.renew = worker.Status, worker.Cancel, worker.Renew
-        self.encode = encoder.Encode
+        self.encode, self.cache = encoder.Encode, encoder.Cache
         self.prefill = prefill.Prefill
         self.reserve, self.decode, self.attach = decode.Reserve, decode.Decode, decode.Attach
 

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "x-request-id"
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
-_GUARDED = ("/v1/", "/tokenize")
+_GUARDED = ("/v1/", "/tokenize", "/admin/")
 
 
 class Edge:

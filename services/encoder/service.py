@@ -8,6 +8,7 @@ import grpc
 from blake3 import blake3
 
 from triptych import wire
+from triptych.engine.cache_control import CacheAction
 from triptych.engine.encoder_loop import EncodeJob, EncoderEngine, EncodeResult
 from triptych.errors import InvalidRecord, InvalidRequest, TransferFailed
 from triptych.journey import Item
@@ -20,6 +21,12 @@ from triptych.services.guard import Door, deadline_of, first_part, streaming, un
 from triptych.services.site import Language, Site
 
 _MAX_MEDIA_BYTES = 1 << 30
+_DIGEST_BYTES = 32
+_ACTIONS: Mapping[int, CacheAction] = {
+    pb.CacheRequest.PIN: CacheAction.PIN,
+    pb.CacheRequest.UNPIN: CacheAction.UNPIN,
+    pb.CacheRequest.CLEAR: CacheAction.CLEAR,
+}
 
 
 class EncoderService(EncoderServicer):
@@ -61,6 +68,18 @@ class EncoderService(EncoderServicer):
             raise
         finally:
             receiving.cancel()
+
+    @unary
+    async def Cache(self, request: pb.CacheRequest, context: Any) -> pb.CacheReply:
+        self._door.check(request.envelope)
+        action = _ACTIONS.get(request.action)
+        if action is None:
+            raise InvalidRecord(f"cache action {request.action} is not known, expected one of {sorted(_ACTIONS)}")
+        for digest in request.digests:
+            if len(digest) != _DIGEST_BYTES:
+                raise InvalidRecord(f"an item digest has {len(digest)} bytes, expected {_DIGEST_BYTES}")
+        found = self._engine.control(action, request.digests)
+        return pb.CacheReply(items=found.items, num_bytes=found.num_bytes)
 
     @unary
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:

@@ -1,0 +1,157 @@
+"""POST /admin/embeddings/...: operators' hands on the encoders' caches. All ready encoders are asked; all must do it."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
+from starlette.requests import Request as HTTPRequest
+
+from triptych import wire
+from triptych.errors import InternalError, InvalidRequest, NoWorker, Unauthorized
+from triptych.journey import Item, Role, new_request_id
+from triptych.pb import encoder_pb2
+from triptych.router.body import read_body, unless_gone
+from triptych.router.calls import Inbox, Outbox, worker_errors
+from triptych.router.link import WorkerLink
+from triptych.router.media_shelf import MediaShelf
+from triptych.router.router import Router
+from triptych.router.schema import Chat, invalid_request
+from triptych.router.tasks import all_or_first_error
+from triptych.router.timeline import Timeline
+
+ACTIONS = {
+    "pin": encoder_pb2.CacheRequest.PIN,
+    "unpin": encoder_pb2.CacheRequest.UNPIN,
+    "clear": encoder_pb2.CacheRequest.CLEAR,
+}
+_MOST_DIGESTS = 4096
+_CONTROL_SECONDS = 10.0
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class DigestsRequest(BaseModel):
+    """Digests of items, as warming has told them; other keys are ignored."""
+
+    digests: Annotated[list[Digest], Field(min_length=1, max_length=_MOST_DIGESTS)] | None = None
+
+
+class EmbeddingsAdmin:
+    """Refused altogether where no API key is set: whoever can reach the router could empty its caches."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def control(self, http: HTTPRequest, action: str) -> dict[str, Any]:
+        """Pin, unpin or clear by digests; `clear` without any is for all. Items and bytes found, by worker.
+
+        Raises Overloaded where pins would leave an encoder too little room.
+        """
+        digests = _read_digests(await self._body(http))
+        if digests is None and action != "clear":
+            raise InvalidRequest(f"digests are missing: which items to {action}?", param="digests")
+        found: dict[str, encoder_pb2.CacheReply] = {}
+
+        async def ask(link: WorkerLink) -> None:
+            envelope = link.envelope(new_request_id(), 0, _CONTROL_SECONDS)
+            request = encoder_pb2.CacheRequest(envelope=envelope, action=ACTIONS[action], digests=digests)
+            with worker_errors():
+                found[link.worker_id] = await link.calls.cache(request, timeout=_CONTROL_SECONDS)
+
+        await all_or_first_error(link.hold(ask(link)) for link in self._encoders())
+        return _told(action, [(name, {"items": one.items, "bytes": one.num_bytes}) for name, one in found.items()])
+
+    async def warm(self, http: HTTPRequest) -> dict[str, Any]:
+        """Encode a chat request's images at every encoder, generate nothing, and tell the items' digests in order."""
+        router = self._router
+        with router.budget.holding() as holding:
+            body = await self._body(http)
+            chat = await asyncio.get_running_loop().run_in_executor(
+                router.threads.parsing, Chat.parse, body, router.settings.router.max_images_per_prompt
+            )
+            prepared = await router.prepare(chat, holding, Timeline())
+            items = list({item.digest: item for item in prepared.layout.items}.values())
+            shelf = MediaShelf(prepared.media)
+            warmings = [Warming(link, shelf, router) for link in self._encoders()]
+            try:
+                await unless_gone(http, all_or_first_error(warming.run(items) for warming in warmings))
+            finally:
+                shelf.close()
+        counts = [(one.link.worker_id, {"items": one.num_items, "cached": one.num_cached}) for one in warmings]
+        return _told("warm", counts) | {"digests": [item.digest.hex() for item in prepared.layout.items]}
+
+    async def _body(self, http: HTTPRequest) -> bytes:
+        limits = self._router.settings.router
+        if not limits.api_key:
+            raise Unauthorized("there are no admin routes without a key; set router.api_key")
+        with self._router.budget.holding() as of_body:
+            return await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, of_body)
+
+    def _encoders(self) -> list[WorkerLink]:
+        links = [link for link in self._router.fleet.links if link.takes(Role.ENCODE)]
+        if not links:
+            raise NoWorker("no encode worker is ready")
+        return links
+
+
+class Warming:
+    """One encoder being warmed: item by item, so that its arena never holds more of this than one."""
+
+    def __init__(self, link: WorkerLink, shelf: MediaShelf, router: Router) -> None:
+        self.link = link
+        self.num_items = 0
+        self.num_cached = 0  # of these, whose rows were there
+        self._shelf = shelf
+        self._lease_seconds = router.settings.transfer.lease_seconds
+        self._ends_at = time.monotonic() + router.settings.router.request_timeout_seconds
+
+    async def run(self, items: Sequence[Item]) -> None:
+        """Raises why an item cannot be encoded."""
+        for item in items:
+            request_id = new_request_id()
+            try:
+                reply = await self.link.hold(self._encode(request_id, item))
+            finally:
+                await self.link.cancel(request_id, 0)  # the claim is nobody's; the rows stay as cache
+            if reply.HasField("failure"):
+                raise wire.error_from_failure(reply.failure)
+            self.num_items += 1
+            self.num_cached += reply.cached
+
+    async def _encode(self, request_id: bytes, item: Item) -> encoder_pb2.EncodeReply:
+        link, seconds = self.link, max(0.001, self._ends_at - time.monotonic())
+        call = link.calls.encode(timeout=seconds)
+        outbox = Outbox(call)
+        start = encoder_pb2.EncodeStart(
+            envelope=link.envelope(request_id, 0, seconds),
+            items=[wire.item_to_pb(item)],
+            media=[await self._shelf.source(item.media, link.media_by_memfd)],
+            lease_ms=int(self._lease_seconds * 1000),
+        )
+        await outbox.send(encoder_pb2.EncodeRequest(start=start))
+        if not link.media_by_memfd:
+            for chunk in self._shelf.chunks(item.media):
+                await outbox.send(encoder_pb2.EncodeRequest(chunk=chunk))
+        await outbox.close()
+        reply = await Inbox(call).receive()
+        if reply is None:
+            raise InternalError("an encoder ended a call without an answer")
+        return reply
+
+
+def _read_digests(body: bytes) -> list[bytes] | None:
+    """None where the body names none; it may be empty then."""
+    if not body:
+        return None
+    try:
+        digests = DigestsRequest.model_validate_json(body).digests
+    except ValidationError as error:
+        raise invalid_request(error) from None
+    return None if digests is None else [bytes.fromhex(digest) for digest in digests]
+
+
+def _told(action: str, counts: Sequence[tuple[str, dict[str, int]]]) -> dict[str, Any]:
+    workers = [{"worker_id": worker_id, **numbers} for worker_id, numbers in sorted(counts, key=lambda each: each[0])]
+    return {"object": "embeddings", "action": action, "workers": workers}
