@@ -90,7 +90,14 @@ class Language:
             )
         self.slab = site.add_slab("kv", KV_ARENA, block_bytes, num_blocks)
         self.layout = kv_layout(self.model.kv, settings.block_size)
-        self.engine = LanguageEngine(self.model, self.slab, settings, on_fatal=die)
+        self.engine = LanguageEngine(
+            self.model,
+            self.slab,
+            settings,
+            on_fatal=die,
+            fingerprint=site.card.fingerprint,
+            max_item_rows=site.card.adapter.max_item_rows,
+        )
         self._copy_seconds = site.settings.transfer.copy_timeout_seconds
         self.peers = Peers(site.owner, site.card.fingerprint, self.layout, site.leases.release)
         self.reader = Reader(self.peers.connect, site.owner, site.slabs, site.device, site.settings.transfer)
