@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from triptych.errors import InvalidMedia, InvalidRequest
+from triptych.errors import InvalidMedia, InvalidRequest, MediaTooLarge
 from triptych.models.card import ModelCard
+from triptych.models.plan import ItemPlan
 from triptych.multimodal.digest import item_digest
 from triptych.multimodal.layout import ItemPart, TextPart, lay_out
 from triptych.router.budget import Holding
@@ -101,11 +102,22 @@ class Preparer:
     def _item(self, index: int, picture: Picture, terms: ItemTerms) -> ItemPart:
         width, height = picture.header.width, picture.header.height
         try:
-            plan = self._card.adapter.plan(width, height, terms.options)
-        except (InvalidMedia, InvalidRequest) as error:
+            plan = self._plan(width, height, terms.options)
+        except (InvalidMedia, InvalidRequest, MediaTooLarge) as error:
             raise at_image(error, index, picture.part) from None
         digest = item_digest(picture.media.digest, terms.options, self._card.fingerprint, terms.cache_salt)
         return self._card.adapter.part(plan, digest, width, height, picture.media.index)
+
+    def _plan(self, width: int, height: int, options: Mapping[str, int]) -> ItemPlan:
+        plan = self._card.adapter.plan(width, height, options)
+        most = self._fleet.max_item_tokens()
+        # However many items a request has, they go through in turns; one that no encoder can hold never will.
+        if plan.encoder_tokens > most:
+            raise MediaTooLarge(
+                f"the image of {width}x{height} pixels becomes {plan.encoder_tokens} encoder tokens, "
+                f"the encoders of this server take at most {most}"
+            )
+        return plan
 
 
 def _num_parts(messages: Sequence[Message]) -> int:

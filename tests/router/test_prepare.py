@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.router.serving import chat_body, picture
+from tests.router.serving import chat_body, picture, serving, tiers, until
 from triptych.config import RouterSettings
 from triptych.errors import InvalidRequest
 from triptych.metrics import RouterMetrics
@@ -85,3 +85,18 @@ async def test_an_option_that_cannot_be_used_fails_the_request(
     with pytest.raises(InvalidRequest, match=message) as caught:
         await desk.prepare(picture(), picture(), terms=ItemTerms(chosen))
     assert caught.value.item_index == 0
+
+
+async def test_an_image_that_no_encoder_can_hold_is_refused_before_anyone_is_asked(card: ModelCard) -> None:
+    small, large, rest = tiers(card, "e", "e", "pd")
+    small.max_item_tokens, large.max_item_tokens = 16, 60
+    async with serving(card, [small, large, rest]) as served:
+        response = await served.chat([picture("red-circle.png")])
+        assert response.status_code == 413
+        error = response.json()["error"]
+        assert "becomes 64 encoder tokens, the encoders of this server take at most 60" in error["message"]
+        assert error["param"] == "messages[0].content[0].image_url.url"
+        assert (small.log, large.log, rest.log) == ([], [], [])
+        large.max_item_tokens = 64
+        await until(lambda: served.router.fleet.max_item_tokens() == 64)
+        assert (await served.chat([picture("red-circle.png")], max_tokens=2)).status_code == 200
