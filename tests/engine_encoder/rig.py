@@ -19,6 +19,7 @@ from torch import Tensor
 
 from triptych.config import EncoderSettings, TransferSettings
 from triptych.engine.encoder_budgets import EncoderBudgets, ItemCost, resolve_budgets, row_bytes
+from triptych.engine.encoder_flights import Phase
 from triptych.engine.encoder_loop import EncodeJob, EncoderEngine, EncodeResult, ItemPreparer
 from triptych.errors import TriptychError
 from triptych.journey import EmbeddingRef, Endpoint, Grid, Item, Modality, RequestId, Run, new_request_id
@@ -165,7 +166,7 @@ class Rig:
         self.fatal: list[BaseException] = []
         transfer = TransferSettings(checksums=checksums)
         self.engine = EncoderEngine(
-            tower, self.slab, prepare, self.leases, OWNER, settings, transfer, on_fatal=self.fatal.append
+            tower, self.slab, prepare, self.leases, OWNER, settings, self.budgets, transfer, self.fatal.append
         )
         self.reader = Reader(_nobody, OWNER, {ARENA: self.slab}, tower.device, transfer)
 
@@ -209,6 +210,10 @@ class Rig:
         while not holds():
             assert time.monotonic() < limit, f"never came about: {self.engine.snapshot()}"
             time.sleep(0.001)
+
+    def await_prepared(self, num_items: int) -> None:
+        """Wait until so many items wait for a batch: the gauges count what is still being prepared too."""
+        self.eventually(lambda: self.engine._ledger.flights.items[Phase.PREPARED] == num_items)
 
     def settle(self) -> None:
         """Wait for idleness, then restate every rule."""
