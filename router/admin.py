@@ -1,4 +1,4 @@
-"""POST /admin/embeddings/...: operators' hands on the encoders' caches. All ready encoders are asked; all must do it."""
+"""POST /admin/embeddings/...: operators' hands on the encoders' caches. Every ready encoder is asked and must do it."""
 
 import asyncio
 import time
