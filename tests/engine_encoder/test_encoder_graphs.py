@@ -281,3 +281,20 @@ def test_buckets_have_room_for_the_contexts_of_any_images(tower: VisionTower) ->
             assert all(len(lengths) <= room for lengths, room in zip(shape.contexts, most, strict=True))
             for lengths, longest in zip(shape.contexts, halves.longest_contexts, strict=True):
                 assert longest is None or lengths.max() <= longest
+
+
+def test_a_trial_tells_how_far_replayed_rows_are_from_eager_ones(bench: Bench) -> None:
+    grids = [Grid(1, 10, 6), Grid(1, 2, 12)]
+    assert bench.graphs.verify(grids) <= 1e-5
+    assert not bench.rows.any()
+    captured = bench.graphs.captured[min(bench.graphs.captured)]
+    replay = captured.replay
+
+    def broken() -> None:
+        replay()
+        bench.rows[3] += 1
+
+    captured.replay = broken
+    assert bench.graphs.verify(grids) > 0.05
+    with pytest.raises(LayoutMismatch, match="no captured shape covers"):
+        bench.graphs.verify([Grid(1, 40, 40)])

@@ -8,6 +8,7 @@ On the CPU a recorder keeps the work itself in place of a graph, so that all of 
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from triptych.engine.device import ship
 from triptych.engine.encoder_buckets import Bucket, Frame, boundaries, choose, frame, pad_contexts, token_steps
 from triptych.errors import ConfigError, LayoutMismatch
 from triptych.journey import Grid, Int32Array, Int64Array
-from triptych.models.base import GraphTower
+from triptych.models.base import BatchShape, GraphTower
 from triptych.transfer.slab import Slab
 
 log = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ class BlockGraphs:
         shape = self._tower.shape(grids)
         if len(shape.row_order) != len(row_numbers):
             raise LayoutMismatch(f"the vision tower makes {len(shape.row_order)} rows, expected {len(row_numbers)}")
-        need = Bucket(shape.tokens, tuple(len(lengths) for lengths in shape.contexts))
+        need = _need(shape)
         bucket = choose(self.captured, need)
         if bucket is None:
             self._note_miss(need)
@@ -151,6 +152,32 @@ class BlockGraphs:
         """Raises RuntimeError naming a tensor that is elsewhere than when it was captured."""
         for captured in self.captured.values():
             self._check_pointers(captured)
+
+    @torch.inference_mode()
+    def verify(self, grids: Sequence[Grid]) -> float:
+        """Replays a batch of noise and computes it in its own shape, unpadded: how far the rows are apart, relative to
+        the largest number. Before the first batch: it writes to the arena, and clears it.
+
+        Raises LayoutMismatch for grids that no bucket covers.
+        """
+        tower, shape = self._tower, self._tower.shape(grids)
+        bucket = choose(self.captured, _need(shape))
+        if bucket is None:
+            raise LayoutMismatch(f"no captured shape covers {_need(shape)}")
+        captured, num_rows = self.captured[bucket], len(shape.row_order)
+        exact = {}
+        for each in tower.static_inputs:
+            noise = torch.randn(each.tensor(shape.tokens).shape).to(tower.device, each.dtype)
+            exact[each.name] = noise
+            captured.inputs[each.name].narrow(each.token_axis, 0, shape.tokens).copy_(noise)
+        captured.indices.copy_(torch.from_numpy(self._indices(captured.frame, shape.contexts, np.arange(num_rows))))
+        captured.replay()
+        bounds = [torch.from_numpy(boundaries(lengths)).to(tower.device) for lengths in shape.contexts]
+        expected = tower.blocks(exact, bounds, [int(lengths.max()) for lengths in shape.contexts])
+        found = self.arena_rows[:num_rows]
+        apart = (found - expected).abs().max() / expected.abs().max()
+        self.arena_rows.zero_()
+        return float(apart.nan_to_num(nan=math.inf))
 
     def _frame(self, bucket: Bucket) -> Frame:
         return frame(bucket, self._tower.longest_contexts, self._tower.tokens_per_row)
@@ -206,6 +233,10 @@ class BlockGraphs:
                 *(need.tokens, "+".join(map(str, need.contexts))),
             )
         self.misses += 1
+
+
+def _need(shape: BatchShape) -> Bucket:
+    return Bucket(shape.tokens, tuple(len(lengths) for lengths in shape.contexts))
 
 
 def buckets_for(tower: GraphTower, max_tokens: int, max_items: int) -> tuple[Bucket, ...]:
