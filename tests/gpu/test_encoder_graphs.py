@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -137,7 +137,7 @@ def test_nothing_outside_the_rows_and_the_scratch_is_written(bench: Bench) -> No
     assert set(range(len(patches) // 4)) <= set(touched) <= set(range(len(patches) // 4)) | set(scratch)
 
 
-def test_the_gain_of_a_replay_over_an_eager_run(bench: Bench, record_property: pytest.RecordProperty) -> None:
+def test_the_gain_of_a_replay_over_an_eager_run(bench: Bench, record_property: Callable[[str, object], None]) -> None:
     """Recorded, not judged: what the host spends to launch one small batch, and what capturing cost at start."""
     grids = [Grid(1, 16, 16)]
     patches = patches_of(1, grids)
