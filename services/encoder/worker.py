@@ -4,12 +4,16 @@ import logging
 from collections.abc import Mapping
 
 from triptych.engine.encoder_budgets import EncoderBudgets, ItemCost, resolve_budgets, row_bytes
+from triptych.engine.encoder_graphs import SCRATCH_UNITS, BlockGraphs
 from triptych.engine.encoder_loop import EncoderEngine
 from triptych.journey import Modality, RequestId, Role
 from triptych.models.base import VisionTower
 from triptych.models.loading import load_tower
+from triptych.services.encoder.gpu_jpeg import choose_gpu_jpeg
+from triptych.services.encoder.graphs import capturable, capture
 from triptych.services.encoder.prepare import Preparer
 from triptych.services.site import EMBEDDING_ARENA, RoleWorker, Site, die
+from triptych.transfer.slab import Slab
 
 log = logging.getLogger(__name__)
 
@@ -23,21 +27,23 @@ class EncoderWorker(RoleWorker):
 
     def __init__(self, site: Site) -> None:
         tower = load_tower(site.card, site.device, site.settings.serve.dtype)
-        prepare = Preparer(site.card)
+        settings = site.settings.encoder
+        prepare = Preparer(site.card, choose_gpu_jpeg(settings.gpu_jpeg, tower.device, tower.dtype))
         # The tower first, whose shape the budgets need; then the budgets, which say how much memory is made.
         budgets = _budgets(site, tower, prepare)
         log.info(budgets.line())
-        unit_bytes = ROWS_PER_UNIT * budgets.row_bytes
-        slab = site.add_slab("embedding", EMBEDDING_ARENA, unit_bytes, budgets.units(unit_bytes))
+        slab, graphs = _arena(site, tower, budgets)
         self.engine = EncoderEngine(
             tower=tower,
             slab=slab,
             prepare=prepare,
             leases=site.leases,
             owner=site.owner,
-            settings=site.settings.encoder,
+            settings=settings,
+            budgets=budgets,
             transfer=site.settings.transfer,
             on_fatal=die,
+            graphs=graphs,
         )
         self.max_item_tokens = self.engine.max_item_tokens
         self.engine.start()
@@ -56,6 +62,16 @@ class EncoderWorker(RoleWorker):
 
     def stop(self) -> None:
         self.engine.stop()
+
+
+def _arena(site: Site, tower: VisionTower, budgets: EncoderBudgets) -> tuple[Slab, BlockGraphs | None]:
+    """The memory for rows, and the tower's blocks captured over it where they are to be."""
+    settings = site.settings.encoder
+    blocks = capturable(tower, settings.graphs)
+    unit_bytes = ROWS_PER_UNIT * budgets.row_bytes
+    num_units = budgets.units(unit_bytes) + (SCRATCH_UNITS if blocks else 0)
+    slab = site.add_slab("embedding", EMBEDDING_ARENA, unit_bytes, num_units)
+    return slab, capture(blocks, slab, settings) if blocks else None
 
 
 def _budgets(site: Site, tower: VisionTower, prepare: Preparer) -> EncoderBudgets:

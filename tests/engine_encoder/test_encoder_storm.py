@@ -12,12 +12,17 @@ from tests.engine_encoder.rig import Rig, Wish, item_of, picture, running
 from triptych.config import EncoderSettings
 from triptych.errors import Cancelled, DeadlineExceeded, InvalidMedia, Overloaded
 from triptych.journey import EmbeddingRef, RequestId, new_request_id
-from triptych.models.base import VisionTower
+from triptych.models.base import PreparedPixels, VisionTower
 from triptych.models.card import ModelCard
 from triptych.services.encoder.prepare import Preparer
 
 PICTURES = [picture(seed, *size) for seed in range(4) for size in ((56, 56), (112, 56), (112, 112), (224, 112))]
 EXPECTED = (Cancelled, DeadlineExceeded, InvalidMedia, Overloaded)
+
+
+def rows_alone(tower: VisionTower, prepared: PreparedPixels) -> Tensor:
+    grids = (prepared.grid,)
+    return tower.encode(tower.patches([prepared.pixels], grids), grids)
 
 
 class Client(threading.Thread):
@@ -92,7 +97,7 @@ def test_a_storm_of_cancels_leaves_nothing_behind(
 ) -> None:
     settings = EncoderSettings(max_items_per_batch=4, max_encoder_tokens_per_batch=256, max_queued_items=24)
     items = [(data, item_of(card, data)) for data in PICTURES]
-    expected = {item.digest: tower.encode(prepare(data, item).patches, (item.grid,)) for data, item in items}
+    expected = {item.digest: rows_alone(tower, prepare(data, item)) for data, item in items}
     with running(card, tower, prepare, arena_rows=96, settings=settings) as rig:
         until = time.monotonic() + 1.5
         clients = [Client(rig, expected, 100 * seed + number, until) for number in range(6)]

@@ -11,21 +11,25 @@ whatever thread ends them: a release, a cancel, the lease sweeper.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from triptych.config import EncoderSettings, TransferSettings
+from triptych.engine.cache_control import CacheAction, CacheFound
 from triptych.engine.callbacks import CallbackThread
 from triptych.engine.device_errors import DeviceLost
 from triptych.engine.embedding_store import EmbeddingStore
+from triptych.engine.encoder_budgets import EncoderBudgets
 from triptych.engine.encoder_flights import Flight, Phase
 from triptych.engine.encoder_grants import Grant, Grants, RefMaker
+from triptych.engine.encoder_graphs import SCRATCH_UNITS, BlockGraphs
 from triptych.engine.encoder_jobs import EncodeJob, EncodeResult, ItemPreparer, OnDone, for_item
 from triptych.engine.encoder_ledger import EncoderLedger, FlightBatch
 from triptych.engine.encoder_preprocess import Preprocessing, Trace, preprocess_threads
 from triptych.engine.encoder_runner import EncoderRunner, PlacedItem
 from triptych.engine.encoder_scheduler import BatchBudget, EncoderScheduler
-from triptych.errors import InternalError, Overloaded, TriptychError, WorkerLost
+from triptych.engine.host_tier import HostTier
+from triptych.errors import ConfigError, InternalError, Overloaded, TriptychError, WorkerLost
 from triptych.journey import Endpoint, RequestId
 from triptych.metrics import WORKER_GAUGES
 from triptych.models.base import VisionTower
@@ -51,40 +55,42 @@ class EncoderEngine:
         leases: LeaseTable,
         owner: Endpoint,
         settings: EncoderSettings,
+        budgets: EncoderBudgets,
         transfer: TransferSettings,
         on_fatal: Callable[[BaseException], None],
+        graphs: BlockGraphs | None = None,
     ) -> None:
-        """on_fatal: told that this process can encode no more (the CUDA context is broken, say), before anyone else
+        """slab: holds what the budgets say, and the graphs' scratch units at its end
+        on_fatal: told that this process can encode no more (the CUDA context is broken, say), before anyone else
+        graphs: the tower's blocks, captured over the slab
 
         `trace` may be set before start: told of each item prepared and each batch encoded.
+        Raises ConfigError for a slab that is too small and for a host tier that cannot be made.
         """
         self._prepare = prepare
         self._leases = leases
         self._settings = settings
+        self._budgets = budgets
+        self._graphs = graphs
         self.trace: Trace | None = None
         self._on_fatal = on_fatal
-        self._runner = EncoderRunner(tower, slab, transfer.checksums)
-        self._arena_bytes = slab.describe().data_bytes
+        store = self._new_store(slab)
+        self._runner = EncoderRunner(tower, slab, transfer.checksums, store.host, graphs)
         self._changed = threading.Condition()
         self._refusal: TriptychError | None = None  # set once nothing more is taken on
         self._items_encoded = 0
         self._encode_seconds = 0.0
         self._callbacks = CallbackThread("encoder-callbacks")
         self._loop = threading.Thread(target=self._run, name="encoder", daemon=True)
-        self._ledger = self._new_ledger(RefMaker(owner, slab.describe(), tower), slab)
+        self._ledger = self._new_ledger(store, RefMaker(owner, slab.describe(), tower))
         self._preprocessing = self._new_preprocessing(tower)
 
     @property
     def max_item_tokens(self) -> int:
         """Encoder tokens of the largest item taken here: what the model takes and the arena can hold."""
-        tokens_per_row = self._prepare.max_item_tokens // self._prepare.max_item_rows
-        return min(self._prepare.max_item_tokens, self._arena_bytes // self._runner.row_bytes * tokens_per_row)
+        return self._budgets.max_item_tokens
 
     def start(self) -> None:
-        log.info(
-            "encoder: batches of up to %d items and %d encoder tokens; a larger item, up to %d tokens, goes alone",
-            *(self._settings.max_items_per_batch, self._settings.max_encoder_tokens_per_batch, self.max_item_tokens),
-        )
         self._callbacks.start()
         self._loop.start()
 
@@ -120,16 +126,25 @@ class EncoderEngine:
         # Outside the lock: the lease table calls back into _end_grant, by its rule on a thread that holds no lock.
         self._leases.release(claims)
 
+    def control(self, action: CacheAction, digests: Collection[bytes]) -> CacheFound:
+        """Operators' hands on the cache: pin, unpin or clear rows. Raises as `cache_control.control` does."""
+        with self._changed:
+            found = self._ledger.control(action, digests)
+            self._go_on()
+        return found
+
     def snapshot(self) -> dict[str, float]:
         """Gauges by their names in metrics.WORKER_GAUGES."""
         with self._changed:
-            found = self._ledger.gauges()
+            found, store = self._ledger.gauges(), self._ledger.store
             gauges = (
                 _UNUSED
                 | found
+                | self._budgets.gauges()
+                | (self._graphs.gauges() if self._graphs else {})
                 | {
                     "encoder_prepared_bytes": found["encoder_prepared_tokens"] * self._prepare.token_bytes,
-                    "encoder_arena_bytes": self._arena_bytes,
+                    "encoder_arena_bytes": store.extents.num_units * store.unit_bytes,
                     "encoder_items_encoded_total": self._items_encoded,
                     "encoder_preprocess_seconds_total": self._preprocessing.seconds,
                     "encoder_encode_seconds_total": self._encode_seconds,
@@ -147,17 +162,25 @@ class EncoderEngine:
         with self._changed:
             self._ledger.check()
 
-    def _new_ledger(self, make_ref: RefMaker, slab: Slab) -> EncoderLedger:
-        arena, settings = slab.describe(), self._settings
-        store = EmbeddingStore(arena.num_units, arena.unit_bytes)
-        budget = BatchBudget(settings.max_items_per_batch, settings.max_encoder_tokens_per_batch)
+    def _new_store(self, slab: Slab) -> EmbeddingStore:
+        arena, budgets = slab.describe(), self._budgets
+        units, scratch = budgets.units(arena.unit_bytes), SCRATCH_UNITS if self._graphs else 0
+        if arena.num_units < units + scratch:
+            raise ConfigError(f"the arena has {arena.num_units} units, expected {units} and {scratch} of scratch")
+        host = HostTier.create(self._settings.host_cache_bytes, arena.unit_bytes, slab.device)
+        return EmbeddingStore(units, arena.unit_bytes, host, pins_leave_bytes=budgets.output_bytes)
+
+    def _new_ledger(self, store: EmbeddingStore, make_ref: RefMaker) -> EncoderLedger:
+        # B as set, not as raised to the largest item: that one goes alone, others need not swell to its size.
+        budget = BatchBudget(self._budgets.items, self._budgets.configured_tokens)
         return EncoderLedger(
             store=store,
             scheduler=EncoderScheduler(budget),
             grants=Grants(store, self._leases, make_ref, self._end_grant),
             answer=lambda on_done, result: self._callbacks.put(partial(on_done, result)),
-            row_bytes=self._runner.row_bytes,
-            max_item_tokens=self.max_item_tokens,
+            row_bytes=self._budgets.row_bytes,
+            max_item_tokens=self._budgets.max_item_tokens,
+            modalities=self._budgets.modalities,
         )
 
     def _new_preprocessing(self, tower: VisionTower) -> Preprocessing:
@@ -166,7 +189,7 @@ class EncoderEngine:
             ledger=self._ledger,
             changed=self._changed,
             threads=preprocess_threads(self._settings.preprocess_threads, tower.device),
-            max_batch_tokens=self._settings.max_encoder_tokens_per_batch,
+            max_batch_tokens=self._budgets.configured_tokens,
             device=tower.device,
             go_on=self._go_on,
             die=self._die,
@@ -239,7 +262,7 @@ class EncoderEngine:
                 if isinstance(outcome, TriptychError):
                     self._ledger.fail(flight, outcome)
                 else:
-                    self._items_encoded += 1
+                    self._items_encoded += flight.entry.host is None  # else its rows were copied
                     self._ledger.publish(flight, outcome)
             self._go_on()
         self._traced("encode", began, ended)
