@@ -1,0 +1,319 @@
+"""Rows that leave the arena for host memory come back as they were, or not at all."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from triptych.engine.embedding_store import EmbeddingStore
+from triptych.engine.host_tier import Demotion, HostTier
+from triptych.engine.store_entry import Acquired, Entry, ItemKey, State
+from triptych.errors import ConfigError, InvariantViolation, Overloaded
+from triptych.journey import Grid
+from triptych.transfer.slab import create_slab
+
+UNIT = 64  # bytes
+CPU = torch.device("cpu")
+# Too short for any item of two units or more: a copy from it fails as a copy does.
+TORN = create_slab("embedding", 2, UNIT, 1, CPU)
+
+
+def key(name: int) -> ItemKey:
+    return ItemKey(name.to_bytes(32, "big"), 4, Grid(1, 4, 4), 56, 56)
+
+
+def units_of(name: int) -> int:
+    return 2 + name % 7
+
+
+def rows_of(wanted: ItemKey) -> Tensor:
+    """What a tower would make of the item."""
+    name = int.from_bytes(wanted.digest, "big")
+    return torch.randint(0, 256, (units_of(name) * UNIT,), generator=torch.Generator().manual_seed(name)).byte()
+
+
+class Arena:
+    """A store with its memory, and what an encoder does with a batch."""
+
+    def __init__(self, num_units: int, host_units: int) -> None:
+        self.slab = create_slab("embedding", 1, UNIT, num_units, CPU)
+        self.host = HostTier(host_units, UNIT, torch.zeros(host_units * UNIT, dtype=torch.uint8))
+        self.store = EmbeddingStore(num_units, UNIT, self.host)
+        self.made = 0  # rows that were computed, not copied
+
+    def acquire(self, name: int) -> tuple[Entry, Acquired]:
+        return self.store.acquire(key(name), units_of(name) * UNIT)
+
+    def write(self, placed: Sequence[Entry], torn: bool = False) -> list[Entry]:
+        """Save what must be saved, then write; the entries whose rows could not be had."""
+        demotions = self.store.take_demotions()
+        self.host.copy_out(TORN if torn else self.slab, demotions)
+        failed = [entry for entry in placed if not self._written(entry)]
+        self.host.settle(demotions)
+        return failed
+
+    def ready(self, name: int) -> Acquired:
+        """Get the item made, found or fetched, and leave it as cache."""
+        entry, acquired = self.acquire(name)
+        if acquired is Acquired.NEW:
+            assert self.store.place(entry)
+            assert self.write([entry]) == []
+            self.store.publish(entry)
+        assert torch.equal(self.rows(entry), rows_of(entry.key))
+        self.store.release(entry)
+        self.store.check()
+        return acquired
+
+    def rows(self, entry: Entry) -> Tensor:
+        return self.slab.data[entry.start * UNIT : entry.span.stop * UNIT]
+
+    def _written(self, entry: Entry) -> bool:
+        self.slab.stamp(list(entry.span), [entry.generation] * entry.units)
+        if entry.host is None:
+            self.made += 1
+            self.rows(entry).copy_(rows_of(entry.key))
+            return True
+        try:
+            self.host.copy_in(self.slab, entry.span, entry.host)
+        except Overloaded:
+            return False
+        return True
+
+
+def test_rows_that_make_way_come_back_without_being_made_again() -> None:
+    arena = Arena(num_units=9, host_units=30)
+    for name in (7, 8, 9, 7, 8, 9, 7):  # 2, 3 and 4 units; then all three no longer fit beside 12's 7
+        arena.ready(name)
+    for name in (12, 7, 8, 9, 12, 9, 8, 7, 12):
+        arena.ready(name)
+    assert arena.made == 4
+    assert arena.host.promotions > 5
+    assert arena.host.demotions >= arena.host.promotions
+
+
+def test_bytes_are_the_same_after_leaving_coming_back_and_leaving_again() -> None:
+    arena = Arena(num_units=8, host_units=30)
+    arena.ready(6)  # 8 units: each of these takes the whole arena
+    for name in (13, 6, 13, 6):
+        assert arena.ready(name) is Acquired.NEW
+    assert arena.made == 2
+    (slot,) = arena.host.slots
+    assert torch.equal(arena.host._memory[slot.start * UNIT : slot.span.stop * UNIT], rows_of(key(13)))
+
+
+def test_a_host_copy_comes_back_with_its_checksum_and_a_new_generation() -> None:
+    arena = Arena(num_units=8, host_units=8)
+    entry, _ = arena.acquire(6)
+    assert arena.store.place(entry)
+    arena.write([entry])
+    arena.store.publish(entry, checksum=b"sum")
+    arena.store.release(entry)
+    other, _ = arena.acquire(13)
+    assert arena.store.place(other)
+    (demotion,) = arena.store.take_demotions()
+    assert (demotion.span, demotion.slot.checksum, demotion.slot.rows) == (range(8), b"sum", 4)
+    arena.store.abandon(other)
+    again, acquired = arena.acquire(6)
+    assert acquired is Acquired.NEW
+    assert again.host is demotion.slot
+    assert arena.store.place(again)
+    assert again.generation > entry.generation
+
+
+def test_rows_in_the_arena_are_not_kept_twice() -> None:
+    arena = Arena(num_units=8, host_units=16)
+    arena.ready(6)
+    arena.ready(13)
+    assert [slot.key for slot in arena.host.slots] == [key(6)]
+    arena.ready(6)
+    assert [slot.key for slot in arena.host.slots] == [key(13)]
+
+
+def test_a_full_host_tier_forgets_what_was_used_longest_ago() -> None:
+    arena = Arena(num_units=8, host_units=16)
+    for name in (6, 13, 20, 27):
+        arena.ready(name)
+    assert {slot.key for slot in arena.host.slots} == {key(13), key(20)}
+    assert arena.host.free_bytes == 0
+
+
+def test_a_slot_that_somebody_waits_for_is_never_given_to_others() -> None:
+    arena = Arena(num_units=8, host_units=8)
+    arena.ready(6)
+    arena.ready(13)  # 6 is on the host, which it fills
+    waiting, _ = arena.acquire(6)
+    arena.ready(20)  # 13 must leave, and finds no room on the host
+    assert [slot.key for slot in arena.host.slots] == [key(6)]
+    assert arena.store.place(waiting)
+    assert arena.write([waiting]) == []
+    assert torch.equal(arena.rows(waiting), rows_of(key(6)))
+
+
+def test_a_wish_that_ends_early_leaves_the_slot_to_the_next() -> None:
+    arena = Arena(num_units=8, host_units=8)
+    arena.ready(6)
+    arena.ready(13)
+    waiting, _ = arena.acquire(6)
+    arena.store.release(waiting)
+    arena.store.check()
+    assert arena.ready(6) is Acquired.NEW
+    assert arena.made == 2
+
+
+def test_rows_whose_copy_failed_are_never_read_and_made_again_when_asked_for() -> None:
+    arena = Arena(num_units=8, host_units=16)
+    arena.ready(6)
+    other, _ = arena.acquire(13)
+    assert arena.store.place(other)
+    early, _ = arena.acquire(6)  # finds the slot before its copy has failed
+    assert arena.write([other], torn=True) == []
+    arena.store.publish(other)
+    arena.store.release(other)
+    arena.store.check()
+    assert arena.host.failures == 1
+    assert arena.store.place(early)
+    assert arena.write([early]) == [early]
+    arena.store.abandon(early)
+    arena.store.check()
+    assert arena.ready(6) is Acquired.NEW
+    assert arena.made == 3
+
+
+def test_rows_are_saved_before_the_same_batch_writes_over_them_and_reads_them_back() -> None:
+    arena = Arena(num_units=8, host_units=8)
+    claimed, _ = arena.acquire(7)
+    assert arena.store.place(claimed)
+    arena.write([claimed])
+    arena.store.publish(claimed)
+    arena.store.make_way(8)  # 7 is found no more, and leaves with its last claim
+    arena.store.release(claimed)
+    again, _ = arena.acquire(7)
+    assert again.host is not None
+    assert arena.store.place(again)
+    assert arena.write([again]) == []
+    assert torch.equal(arena.rows(again), rows_of(key(7)))
+    assert arena.made == 1
+
+
+def test_an_item_larger_than_the_host_tier_is_forgotten() -> None:
+    arena = Arena(num_units=8, host_units=4)
+    arena.ready(6)
+    arena.ready(13)
+    assert len(arena.host.slots) == 0
+    assert arena.host.demotions == 0
+
+
+def test_memory_that_holds_no_unit_or_another_number_is_refused() -> None:
+    assert HostTier.create(0, UNIT, CPU) is None
+    with pytest.raises(ConfigError, match=r"host_cache_bytes is 63, expected 0 or at least 64"):
+        HostTier.create(UNIT - 1, UNIT, CPU)
+    with pytest.raises(ConfigError, match="expected 128 bytes"):
+        HostTier(2, UNIT, torch.zeros(UNIT, dtype=torch.uint8))
+    tier = HostTier.create(3 * UNIT + 1, UNIT, CPU)
+    assert tier is not None
+    assert tier.num_bytes == 3 * UNIT
+
+
+def test_a_slot_that_nobody_holds_cannot_be_let_go_and_one_that_is_gone_not_held() -> None:
+    tier = HostTier(4, UNIT, torch.zeros(4 * UNIT, dtype=torch.uint8))
+    slot = tier.admit(key(1), 2, b"")
+    assert slot is not None
+    with pytest.raises(InvariantViolation, match="nobody holds"):
+        tier.let_go(slot)
+    tier.drop(slot)
+    with pytest.raises(InvariantViolation, match="find any more"):
+        tier.hold(slot)
+    tier.settle([Demotion(range(2), slot)])
+    tier.check()
+
+
+class Driver:
+    """Random moves of many requests and an operator against one store, its arena and its host tier."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.arena = Arena(num_units=24, host_units=30)
+        self.store = self.arena.store
+        self.claims: list[Entry] = []  # one per claim
+        self.writing: list[Entry] = []
+        self.lost = 0
+        moves = ((self.acquire, 6), (self.batch, 4), (self.publish, 4), (self.release, 4), (self.operate, 1))
+        self.moves = [move for move, weight in moves for _ in range(weight)]
+
+    def step(self) -> None:
+        (self.release if len(self.claims) > 8 else self.chance.choice(self.moves))()
+        self.store.check()
+        for entry in self.claims:
+            if entry.state is State.READY:
+                assert torch.equal(self.arena.rows(entry), rows_of(entry.key))
+
+    def acquire(self) -> None:
+        entry, acquired = self.arena.acquire(self.chance.randint(0, 15))
+        assert (acquired is Acquired.HIT) == (entry.state is State.READY)
+        self.claims.append(entry)
+
+    def batch(self) -> None:
+        reserved = list(dict.fromkeys(entry for entry in self.claims if entry.state is State.RESERVED))
+        self.chance.shuffle(reserved)
+        placed = [entry for entry in reserved[:3] if self.store.place(entry)]
+        if not placed:
+            if reserved:
+                self.store.make_way(reserved[0].units)
+            return
+        for _ in range(2):
+            self.acquire()  # while the batch is on its way to the device
+        failed = self.arena.write(placed, torn=self.chance.random() < 0.3)
+        for entry in failed:
+            self.lost += 1
+            self.store.abandon(entry)
+        self.writing += [entry for entry in placed if entry not in failed]
+        self.claims = [entry for entry in self.claims if entry not in failed]
+
+    def publish(self) -> None:
+        if self.writing:
+            entry = self.writing.pop(self.chance.randrange(len(self.writing)))
+            if self.chance.random() < 0.05:
+                self.store.abandon(entry)
+                self.claims = [claimed for claimed in self.claims if claimed is not entry]
+            else:
+                self.store.publish(entry)
+
+    def release(self) -> None:
+        if self.claims:
+            self.store.release(self.claims.pop(self.chance.randrange(len(self.claims))))
+
+    def operate(self) -> None:
+        digests = {key(self.chance.randint(0, 15)).digest}
+        for entry in self.store.found(digests):
+            if self.chance.random() < 0.3:
+                self.store.clear(entry)
+                self.arena.host.clear(digests)
+            elif entry.state is State.READY and len(self.store.pinned) < 2:
+                self.store.pin(entry)
+        if self.chance.random() < 0.6:
+            for entry in tuple(self.store.pinned):
+                self.store.unpin(entry)
+
+    def finish(self) -> None:
+        for entry in tuple(self.store.pinned):
+            self.store.unpin(entry)
+        while self.claims:
+            self.release()
+        while self.writing:
+            self.publish()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_moves_never_lose_a_rule_or_a_byte(seed: int) -> None:
+    driver = Driver(seed)
+    for _ in range(10_000):
+        driver.step()
+    driver.finish()
+    driver.store.check()
+    assert driver.store.idle()
+    host = driver.arena.host
+    assert min(host.demotions, host.promotions, driver.store.evictions) > 100
+    assert min(host.failures, driver.store.hits, driver.store.replacements) > 50
+    assert driver.lost > 0
