@@ -136,9 +136,9 @@ class Fleet:
         return int(min(of_card, self.snapshot.token_limit()))
 
     def max_item_tokens(self) -> int:
-        """Patches of the largest item that some ready encoder takes; no limit where none is ready, or has not told."""
+        """Patches of the largest item that every ready encoder takes: placement asks any. No limit where none tells."""
         limits = [link.status.max_item_tokens or sys.maxsize for link in self._rows if link.takes(Role.ENCODE)]
-        return max(limits, default=sys.maxsize)
+        return min(limits, default=sys.maxsize)
 
     def describe(self) -> list[dict[str, Any]]:
         """The workers as JSON values, for /v1/cluster."""

@@ -22,9 +22,12 @@ from triptych.config import (
     Settings,
     TransferSettings,
 )
+from triptych.journey import Role
+from triptych.models.card import load_card
 from triptych.pb import worker_pb2
 from triptych.pb.worker_pb2_grpc import WorkerStub
 
+FLOAT32_BYTES = 4
 ANSWER_SECONDS = 120.0  # a liveness bound: nothing here takes a fifth of it
 
 
@@ -37,11 +40,14 @@ class Variation:
     chunk_tokens: int = 4096
     prefills: int = 1
     encoders: int = 1
+    room_for_items: int = 0  # of the largest kind, in landing memory and in each encoder's arena; 0: for very many
 
     def __str__(self) -> str:
-        return f"{self.model}-{self.topology}-{self.encoders}-{self.prefills}-{self.chunk_tokens}"
+        name = f"{self.model}-{self.topology}-{self.encoders}-{self.prefills}-{self.chunk_tokens}"
+        return f"{name}-{self.room_for_items}" if self.room_for_items else name
 
     def settings(self, folders: Mapping[str, Path]) -> Settings:
+        room = self.room_for_items * _item_bytes(folders[self.model]) if self.room_for_items else 32 * MIB
         return Settings(
             serve=ServeSettings(
                 model=str(folders[self.model]),
@@ -56,10 +62,16 @@ class Variation:
             router=RouterSettings(
                 port=0, allow_media_cidrs=("127.0.0.0/8",), allow_media_ports=(), status_interval_seconds=0.2
             ),
-            encoder=EncoderSettings(arena_bytes=32 * MIB),
-            language=LanguageSettings(kv_bytes=128 * MIB, prefill_chunk_tokens=self.chunk_tokens),
+            encoder=EncoderSettings(arena_bytes=room, output_bytes=room if self.room_for_items else 0),
+            language=LanguageSettings(kv_bytes=128 * MIB, prefill_chunk_tokens=self.chunk_tokens, landing_bytes=room),
             transfer=TransferSettings(lease_seconds=10.0, sweep_interval_seconds=0.2, checksums=True),
         )
+
+
+def _item_bytes(folder: Path) -> int:
+    """Embedding rows of the largest image, as computed on the CPU."""
+    card = load_card(str(folder), "auto")
+    return int(card.adapter.max_item_rows * card.config["text_config"]["hidden_size"]) * FLOAT32_BYTES
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,7 @@ class Answer:
     text: str
     finish_reason: str
     prompt_tokens: int
+    cached_tokens: int
 
 
 class Running:
@@ -111,6 +124,7 @@ class Running:
                 text=choice["message"]["content"],
                 finish_reason=choice["finish_reason"],
                 prompt_tokens=reply["usage"]["prompt_tokens"],
+                cached_tokens=reply["usage"]["prompt_tokens_details"]["cached_tokens"],
             )
             for choice in reply["choices"]
         ]
@@ -129,6 +143,11 @@ class Running:
             request = worker_pb2.StatusRequest(check_invariants=check)
             reply: worker_pb2.StatusReply = WorkerStub(channel).Status(request, timeout=10)
             return reply
+
+    def gauge(self, name: str, role: Role) -> float:
+        """Over all workers of the role."""
+        statuses = [self.status(address, check=False) for address in self.addresses() if role in address.roles]
+        return sum(gauge.value for status in statuses for gauge in status.gauges if gauge.name == name)
 
     def busy(self) -> list[str]:
         """What is not back to its idle state, in words; broken invariants too."""
