@@ -13,6 +13,8 @@ from triptych.journey import Int32Array, Int64Array
 
 _SMALLEST_TOKENS = 256
 _LARGEST_WASTE = 0.12  # of a bucket's tokens, by a batch that has just outgrown the next smaller one
+# Large batches keep the device busy however they are launched, so what they gain must not be lost to padding.
+_LARGEST_STEP = 512
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,10 +42,11 @@ def token_steps(most: int, grain: int) -> tuple[int, ...]:
     """
     if most < grain:
         raise ValueError(f"steps of {grain} tokens up to {most}")
-    steps = [most // grain * grain]
-    while steps[-1] > _SMALLEST_TOKENS:
-        below = -(-int(steps[-1] * (1 - _LARGEST_WASTE)) // grain) * grain
-        steps.append(max(min(below, steps[-1] - grain), min(_SMALLEST_TOKENS // grain * grain, steps[-1] - grain)))
+    steps, smallest = [most // grain * grain], _SMALLEST_TOKENS // grain * grain
+    while steps[-1] > smallest:
+        waste = min(int(steps[-1] * _LARGEST_WASTE), _LARGEST_STEP)
+        below = -(-(steps[-1] - waste) // grain) * grain
+        steps.append(max(smallest, min(below, steps[-1] - grain)))
     return tuple(reversed(steps))
 
 
