@@ -1,13 +1,14 @@
 """Entries of the arena: made once, kept while claimed, evicted only for room."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from triptych.engine.embedding_store import EmbeddingStore
 from triptych.engine.store_entry import Acquired, Entry, ItemKey, State
 from triptych.errors import InvariantViolation, MediaTooLarge
-from triptych.journey import Grid
+from triptych.journey import Grid, Item, Modality, Run
 
 UNIT = 64  # bytes
 
@@ -51,6 +52,37 @@ def test_the_same_digest_with_other_rows_is_another_item() -> None:
     assert acquired is Acquired.NEW
 
 
+def test_the_same_claims_about_another_modality_or_size_are_another_item() -> None:
+    store = EmbeddingStore(10, UNIT)
+    entry = ready(store, 1, 3)
+    for other in (
+        replace(entry.key, modality=Modality.VIDEO),
+        replace(entry.key, grid=Grid(2, 4, 4)),
+        replace(entry.key, width=57),
+        replace(entry.key, height=57),
+    ):
+        assert store.acquire(other, 3 * UNIT)[1] is Acquired.NEW
+    assert store.acquire(replace(entry.key), 3 * UNIT)[1] is Acquired.HIT
+
+
+def test_a_key_says_all_that_an_item_claims_but_its_place_in_the_prompt() -> None:
+    item = Item(
+        index=3,
+        digest=bytes(32),
+        modality=Modality.VIDEO,
+        width=56,
+        height=84,
+        grid=Grid(2, 4, 6),
+        encoder_tokens=48,
+        rows=12,
+        runs=(Run(5, 12),),
+        span=Run(5, 12),
+        media=1,
+    )
+    assert ItemKey.of(item) == ItemKey(bytes(32), 12, Grid(2, 4, 6), 56, 84, Modality.VIDEO)
+    assert ItemKey.of(item) == ItemKey.of(replace(item, index=0, runs=(Run(0, 12),), span=Run(0, 12), media=0))
+
+
 def test_bytes_are_rounded_up_to_units() -> None:
     store = EmbeddingStore(10, UNIT)
     assert [store.units_for(size) for size in (1, UNIT, UNIT + 1)] == [1, 1, 2]
@@ -60,6 +92,7 @@ def test_an_item_that_can_never_fit_is_told_both_numbers() -> None:
     store = EmbeddingStore(10, UNIT)
     with pytest.raises(MediaTooLarge, match=r"641.*640"):
         store.acquire(key(1), 10 * UNIT + 1)
+    assert store.oversize == 1
     assert store.idle()
     store.check()
 
@@ -157,6 +190,7 @@ def test_popular_entries_cannot_keep_a_large_item_out_for_ever() -> None:
     newcomer, acquired = store.acquire(key(2), 4 * UNIT)  # finds nothing: popular drains
     assert acquired is Acquired.NEW
     assert newcomer is not popular
+    assert store.replacements == 1
     store.make_way(8)
     store.check()
     store.release(popular)

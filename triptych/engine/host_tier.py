@@ -69,7 +69,11 @@ class HostTier(HostBooks):
         """
         if slot.dead:
             raise Overloaded("the image's rows were lost on their way to the host; asked again, it will be encoded")
-        self._piece(slab, span).copy_(self._home(slot), non_blocking=True)
+        try:
+            self._piece(slab, span).copy_(self._home(slot), non_blocking=True)
+        except Exception:
+            self.failures += 1  # counted on the same thread as by `settle`
+            raise
 
     def _home(self, slot: HostSlot) -> Tensor:
         return self._memory[slot.start * self.unit_bytes : slot.span.stop * self.unit_bytes]
