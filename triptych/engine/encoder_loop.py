@@ -74,15 +74,15 @@ class EncoderEngine:
         self._graphs = graphs
         self.trace: Trace | None = None
         self._on_fatal = on_fatal
-        store = self._new_store(slab)
-        self._runner = EncoderRunner(tower, slab, transfer.checksums, store.host, graphs)
+        host = HostTier.create(settings.host_cache_bytes, slab.describe().unit_bytes, slab.device)
+        self._runner = EncoderRunner(tower, slab, transfer.checksums, host, graphs)
         self._changed = threading.Condition()
         self._refusal: TriptychError | None = None  # set once nothing more is taken on
         self._items_encoded = 0
         self._encode_seconds = 0.0
         self._callbacks = CallbackThread("encoder-callbacks")
         self._loop = threading.Thread(target=self._run, name="encoder", daemon=True)
-        self._ledger = self._new_ledger(store, RefMaker(owner, slab.describe(), tower))
+        self._ledger = self._new_ledger(self._new_store(slab, host), RefMaker(owner, slab.describe(), tower))
         self._preprocessing = self._new_preprocessing(tower)
 
     @property
@@ -162,12 +162,11 @@ class EncoderEngine:
         with self._changed:
             self._ledger.check()
 
-    def _new_store(self, slab: Slab) -> EmbeddingStore:
+    def _new_store(self, slab: Slab, host: HostTier | None) -> EmbeddingStore:
         arena, budgets = slab.describe(), self._budgets
         units, scratch = budgets.units(arena.unit_bytes), SCRATCH_UNITS if self._graphs else 0
         if arena.num_units < units + scratch:
             raise ConfigError(f"the arena has {arena.num_units} units, expected {units} and {scratch} of scratch")
-        host = HostTier.create(self._settings.host_cache_bytes, arena.unit_bytes, slab.device)
         return EmbeddingStore(units, arena.unit_bytes, host, pins_leave_bytes=budgets.output_bytes)
 
     def _new_ledger(self, store: EmbeddingStore, make_ref: RefMaker) -> EncoderLedger:
