@@ -20,6 +20,7 @@ from torch import Tensor
 from triptych.config import EncoderSettings, TransferSettings
 from triptych.engine.encoder_budgets import EncoderBudgets, ItemCost, resolve_budgets, row_bytes
 from triptych.engine.encoder_flights import Phase
+from triptych.engine.encoder_graphs import SCRATCH_UNITS
 from triptych.engine.encoder_loop import EncodeJob, EncoderEngine, EncodeResult, ItemPreparer
 from triptych.errors import TriptychError
 from triptych.journey import EmbeddingRef, Endpoint, Grid, Item, Modality, RequestId, Run, new_request_id
@@ -27,6 +28,7 @@ from triptych.models.base import VisionTower
 from triptych.models.card import ModelCard
 from triptych.multimodal.digest import item_digest, source_digest
 from triptych.multimodal.sniff import sniff
+from triptych.services.encoder.graphs import capturable, capture
 from triptych.transfer.arena import ArenaInfo
 from triptych.transfer.leases import LeaseTable
 from triptych.transfer.reader import Reader
@@ -161,12 +163,15 @@ class Rig:
         self.card = card
         self.budgets = budgets_of(tower, prepare, arena_rows, settings)
         unit_bytes = ROWS_PER_UNIT * self.budgets.row_bytes
-        self.slab: Slab = create_slab("embedding", ARENA, unit_bytes, self.budgets.units(unit_bytes), tower.device)
+        blocks = capturable(tower, settings.graphs)
+        num_units = self.budgets.units(unit_bytes) + (SCRATCH_UNITS if blocks else 0)
+        self.slab: Slab = create_slab("embedding", ARENA, unit_bytes, num_units, tower.device)
         self.leases = LeaseTable()
         self.fatal: list[BaseException] = []
         transfer = TransferSettings(checksums=checksums)
+        fatal, graphs = self.fatal.append, capture(blocks, self.slab, settings) if blocks else None
         self.engine = EncoderEngine(
-            tower, self.slab, prepare, self.leases, OWNER, settings, self.budgets, transfer, self.fatal.append
+            tower, self.slab, prepare, self.leases, OWNER, settings, self.budgets, transfer, fatal, graphs
         )
         self.reader = Reader(_nobody, OWNER, {ARENA: self.slab}, tower.device, transfer)
 
