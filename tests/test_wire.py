@@ -1,0 +1,90 @@
+"""What travels between processes: nouns that come back equal, refs instead of rows, and no pixel in a layout."""
+
+import numpy as np
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from tests.multimodal.parts import image, random_parts, text
+from triptych import wire
+from triptych.errors import InvalidRecord
+from triptych.journey import BlockRef, EmbeddingRef, Endpoint, KVRef, Layout, Shard, new_claim_id
+from triptych.multimodal.layout import lay_out, verify_layout
+from triptych.pb import common_pb2
+
+OWNER = Endpoint("127.0.0.1:50123", (1 << 62) + 5)
+
+
+def travelled(layout: Layout) -> Layout:
+    return wire.layout_from_pb(common_pb2.Layout.FromString(wire.layout_to_pb(layout).SerializeToString()))
+
+
+def embedding_ref(rows: int, levels: int = 1) -> EmbeddingRef:
+    return EmbeddingRef(
+        claim_id=new_claim_id(),
+        owner=OWNER,
+        item_digest=bytes(range(32)),
+        rows=rows,
+        width=8192,
+        dtype="bfloat16",
+        shards=(Shard(0, 1, 1 << 36),),
+        generation=1 << 40,
+        lease_seconds=30.0,
+        levels=levels,
+        event=7,
+        checksum=bytes(16),
+    )
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_layout_comes_out_of_the_wire_as_it_went_in(seed: int) -> None:
+    layout = lay_out(random_parts(seed))
+    again = travelled(layout)
+    assert np.array_equal(again.token_ids, layout.token_ids)
+    assert again.token_ids.dtype == np.int32
+    assert (again.items, again.rope, again.atomic, again.digest) == (
+        layout.items,
+        layout.rope,
+        layout.atomic,
+        layout.digest,
+    )
+    verify_layout(again)
+
+
+def test_nothing_in_a_layout_can_hold_pixels() -> None:
+    """Bytes are ids and digests alone; a picture of any size is described by the same few numbers."""
+    assert set(_bytes_fields(common_pb2.Layout.DESCRIPTOR)) == {"token_ids", "digest", "items.digest"}
+    small, large = (wire.layout_to_pb(lay_out([text(1), image(h, h)])) for h in (2, 120))
+    for message in (small, large):
+        assert len(message.items[0].SerializeToString()) < 100
+
+
+def test_the_size_of_a_ref_does_not_depend_on_its_rows() -> None:
+    one, many = (wire.embedding_ref_to_pb(embedding_ref(rows)).SerializeToString() for rows in (1, 16_384))
+    assert len(many) - len(one) == 2, "the number itself"
+    assert len(many) < 200
+    assert "data" not in _bytes_fields(common_pb2.EmbeddingRef.DESCRIPTOR)
+
+
+def test_refs_come_out_of_the_wire_as_they_went_in() -> None:
+    ref = embedding_ref(rows=5, levels=4)
+    assert wire.embedding_ref_from_pb(wire.embedding_ref_to_pb(ref)) == ref
+    blocks = tuple(BlockRef(index * 3, index + 1) for index in range(9))
+    kv = KVRef(new_claim_id(), OWNER, blocks, 16, 160, (Shard(0, 2, 0),), "bfloat16", bytes(16), 30.0, 3, bytes(16))
+    assert wire.kv_ref_from_pb(wire.kv_ref_to_pb(kv)) == kv
+
+
+def test_an_item_of_an_unknown_modality_is_refused() -> None:
+    message = wire.item_to_pb(lay_out([image(1, 1)]).items[0])
+    message.modality = 9  # type: ignore[assignment]
+    with pytest.raises(InvalidRecord, match="item 0 has unknown modality 9"):
+        wire.item_from_pb(message)
+
+
+def _bytes_fields(message: Descriptor, prefix: str = "") -> list[str]:
+    found = []
+    for field in message.fields:
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            found += _bytes_fields(field.message_type, f"{prefix}{field.name}.")
+        elif field.type == FieldDescriptor.TYPE_BYTES:
+            found.append(prefix + field.name)
+    return found
