@@ -58,7 +58,7 @@ def _clear(store: EmbeddingStore, digests: frozenset[bytes] | None) -> list[int]
     for entry in entries:
         store.clear(entry)
     slots = store.host.clear(digests) if store.host is not None else []
-    return [each.units for each in (*entries, *slots)]
+    return [entry.units for entry in entries] + [slot.units for slot in slots]
 
 
 _CONTROLS = {CacheAction.PIN: _pin, CacheAction.UNPIN: _unpin, CacheAction.CLEAR: _clear}
