@@ -15,7 +15,7 @@ from triptych.engine.encoder_jobs import ItemPreparer
 from triptych.engine.encoder_ledger import EncoderLedger
 from triptych.errors import Cancelled, LayoutMismatch, TriptychError
 from triptych.journey import Item
-from triptych.models.base import Prepared, PreparedPixels
+from triptych.models.base import Prepared
 
 # Pixels prepared ahead of the device, in batches: enough to fill the next one while a large item waits for room, and
 # a bound on host memory, since pixels are many times as large as the compressed image they come from.
@@ -135,8 +135,7 @@ class Preprocessing:
 
     def _staged(self, prepared: Prepared) -> Prepared:
         """Where the device can fetch it from without anybody's waiting: this copy is not the device loop's to make."""
-        on_host = isinstance(prepared, PreparedPixels) and prepared.pixels.device.type == "cpu"
-        if self._device.type == "cuda" and on_host:
+        if self._device.type == "cuda" and prepared.pixels.device.type == "cpu":
             return replace(prepared, pixels=prepared.pixels.pin_memory())
         return prepared
 
