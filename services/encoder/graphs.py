@@ -59,10 +59,9 @@ def _captured(tower: GraphTower, slab: Slab, settings: EncoderSettings) -> Block
     buckets = buckets_for(tower, settings.max_encoder_tokens_per_batch, settings.max_items_per_batch)
     graphs = BlockGraphs(tower, rows, scratch, buckets, _capture(tower.device))
     graphs.capture_all()
-    if tower.device.type == "cuda":
-        apart = graphs.verify(_PROBE[: settings.max_items_per_batch])
-        if apart > _LARGEST_DIFFERENCE:
-            raise ConfigError(f"replayed rows are {apart:.2g} of the largest number apart from eager ones")
+    apart = graphs.verify(_PROBE[: settings.max_items_per_batch])
+    if apart > _LARGEST_DIFFERENCE:
+        raise ConfigError(f"replayed rows are {apart:.2g} of the largest number apart from eager ones")
     return graphs
 
 

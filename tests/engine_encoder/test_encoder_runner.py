@@ -1,6 +1,6 @@
 """The runner over a real slab: captured, eager and kept rows in one batch, and what a failure leaves behind."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,8 @@ from triptych.journey import Grid
 from triptych.models.base import PreparedPixels, VisionTower
 from triptych.models.card import load_card
 from triptych.models.loading import load_tower
+from triptych.models.qwen2_5_vl.graph_tower import Qwen25VLGraphTower
+from triptych.models.qwen2_5_vl.tower import Qwen25VLTower
 from triptych.services.encoder.graphs import capturable, capture
 from triptych.transfer.slab import Slab, create_slab
 
@@ -169,3 +171,20 @@ def test_a_tower_that_is_not_cut_in_two_is_captured_only_on_pain_of_an_error(tow
     assert capturable(tower, "off") is None
     with pytest.raises(ConfigError, match=r"encoder\.graphs is on"):
         capturable(whole, "on")
+
+
+class Confused(Qwen25VLGraphTower):
+    """Takes empty contexts amiss, as an attention kernel might."""
+
+    def blocks(self, inputs: Mapping[str, Tensor], boundaries: Sequence[Tensor], longest: Sequence[int]) -> Tensor:
+        rows = super().blocks(inputs, boundaries, longest)
+        return rows.flip(0) if any((bounds.diff() == 0).any() for bounds in boundaries) else rows
+
+
+def test_a_tower_whose_replays_differ_from_eager_rows_is_not_captured(tower: VisionTower) -> None:
+    assert isinstance(tower, Qwen25VLTower)
+    confused, bench = Confused(tower), Bench(tower, with_graphs=False)
+    with pytest.raises(ConfigError, match="replayed rows are .* of the largest number apart"):
+        capture(confused, bench.slab, SETTINGS)
+    assert capture(confused, bench.slab, replace(SETTINGS, graphs="auto")) is None
+    assert not bench.slab.data.any()
