@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from triptych.engine.cache_control import CacheAction, control
 from triptych.engine.embedding_store import EmbeddingStore
 from triptych.engine.host_tier import Demotion, HostTier
 from triptych.engine.store_entry import Acquired, Entry, ItemKey, State
@@ -195,6 +196,25 @@ def test_rows_are_saved_before_the_same_batch_writes_over_them_and_reads_them_ba
     assert arena.write([again]) == []
     assert torch.equal(arena.rows(again), rows_of(key(7)))
     assert arena.made == 1
+
+
+def test_rows_cleared_before_they_are_saved_still_reach_who_waits_for_them() -> None:
+    arena = Arena(num_units=8, host_units=8)
+    arena.ready(6)
+    other, _ = arena.acquire(13)
+    assert arena.store.place(other)  # 6 makes way, and is not saved yet
+    waiting, _ = arena.acquire(6)
+    control(arena.store, CacheAction.CLEAR, [key(6).digest])
+    assert arena.acquire(6)[0].host is None
+    arena.write([other])
+    arena.store.publish(other)
+    arena.store.release(other)
+    assert arena.store.place(waiting)
+    assert arena.write([waiting]) == []
+    assert torch.equal(arena.rows(waiting), rows_of(key(6)))
+    arena.store.publish(waiting)
+    arena.store.check()
+    assert len(arena.host.slots) == 1  # 13, which has made way in turn
 
 
 def test_an_item_larger_than_the_host_tier_is_forgotten() -> None:
