@@ -184,7 +184,7 @@ class Confused(Qwen25VLGraphTower):
 def test_a_tower_whose_replays_differ_from_eager_rows_is_not_captured(tower: VisionTower) -> None:
     assert isinstance(tower, Qwen25VLTower)
     confused, bench = Confused(tower), Bench(tower, with_graphs=False)
-    with pytest.raises(ConfigError, match="replayed rows are .* of the largest number apart"):
+    with pytest.raises(ConfigError, match=r"replayed rows are .* of the largest number apart"):
         capture(confused, bench.slab, SETTINGS)
     assert capture(confused, bench.slab, replace(SETTINGS, graphs="auto")) is None
     assert not bench.slab.data.any()
