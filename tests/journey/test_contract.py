@@ -66,15 +66,15 @@ class Caller:
         requests = itertools.chain([encoder_pb2.EncodeRequest(start=start)], chunks)
         return list(EncoderStub(self.channel).Encode(requests, timeout=CALL_SECONDS))
 
-    def prefill(self, layout: Any, items: Sequence[Any] = (), **changed: Any) -> list[Any]:
+    def prefill(self, layout: Any, items: Sequence[Any] = (), salt: bytes = b"", **changed: Any) -> list[Any]:
         start = prefill_pb2.PrefillStart(
             envelope=self.envelope(**changed),
             layout=layout,
             sampling=wire.sampling_to_pb(Sampling(temperature=0, max_tokens=1)),
             branches=1,
             lease_ms=5000,
+            cache_salt=salt,
         )
-
         accepted = threading.Event()
 
         def requests() -> Iterator[Any]:
@@ -191,6 +191,30 @@ def test_rows_of_an_item_that_the_prompt_has_not_are_refused_and_given_back(clus
     assert code is grpc.StatusCode.DATA_LOSS
     assert words == "rows came for item 1, the prompt has 1 items"
     cluster.seconds_until_idle(2)  # the claim's lease is longer
+
+
+def test_cached_kv_is_found_under_its_own_salt_alone_and_rows_sent_for_it_are_given_back(
+    cluster: Running, card: ModelCard
+) -> None:
+    data = png(picture(22, (112, 84)))
+    part = card.adapter.part(
+        card.adapter.plan(112, 84, {}), item_digest(source_digest(data), {}, card.fingerprint), 112, 84, 0
+    )
+    layout = lay_out([TextPart(tuple(range(11, 31))), part, TextPart(tuple(range(40, 80)))])
+    encoder, prefill = Caller(cluster, Role.ENCODE, card), Caller(cluster, Role.PREFILL, card)
+    found = []
+    for salt in (b"one", b"one", b"two", b"", b"two"):
+        prefill.request_id = new_request_id()
+        (reply,) = encoder.encode(layout.items[0], data)
+        item = prefill_pb2.ItemRef(item_index=0, ref=reply.ref)
+        accepted, *_, last = prefill.prefill(wire.layout_to_pb(layout), [item], salt)
+        assert not accepted.accepted.more
+        assert accepted.accepted.cached_tokens == last.first.cached_tokens
+        found.append((list(accepted.accepted.items), last.first.cached_tokens, last.first.tokens[0].id))
+    token = found[0][2]
+    whole = (layout.num_tokens - 1) // 16 * 16
+    assert found == [([0], 0, token), ([], whole, token), ([0], 0, token), ([0], 0, token), ([], whole, token)]
+    cluster.seconds_until_idle(2)  # a claim's lease is longer
 
 
 def test_no_claim_outlives_what_its_owner_is_willing_to_wait(cluster: Running, card: ModelCard) -> None:

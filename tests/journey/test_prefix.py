@@ -118,6 +118,7 @@ def test_equal_text_with_another_picture_finds_nothing_of_the_picture(
 def test_twelve_pictures_go_through_room_for_two(cluster: Running, reference: Any) -> None:
     answer = ask(cluster, reference, "many")
     assert answer.prompt_tokens > MANY * 256
+    assert cluster.gauge("encoder_cache_evictions_total", Role.ENCODE) >= MANY - 2
     cluster.seconds_until_idle(10)
     work = encoder_work(cluster)
     again = ask(cluster, reference, "many")

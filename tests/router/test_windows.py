@@ -7,8 +7,12 @@ import pytest
 from tests.router.loopback import LoopbackWorker, token_id
 from tests.router.serving import picture, serving, tiers, until
 from triptych.errors import ClaimExpired, TransferFailed
+from triptych.journey import Sampling, new_request_id
 from triptych.models.card import ModelCard
+from triptych.multimodal.layout import TextPart, lay_out
 from triptych.pb.prefill_pb2 import Accepted
+from triptych.router.request import Prepared, Request
+from triptych.router.timeline import Timeline
 
 pytestmark = pytest.mark.anyio
 TEXT = {"type": "text", "text": "what?"}
@@ -128,6 +132,18 @@ async def test_a_client_that_leaves_between_windows_is_forgotten_everywhere(card
         await until(lambda: decode.reserved == 0 and len(served.router._pipeline._claims) == 0)
         assert encoder.log == ["encode 0", "cancel"]
         prefill.window_gate.set()
+
+
+async def test_the_salt_of_a_request_reaches_prefill_with_every_attempt(card: ModelCard) -> None:
+    (worker,) = tiers(card, "epd")
+    worker.fail_prefill = [ClaimExpired("gone")]
+    layout = lay_out([TextPart((11, 12, 13))])
+    async with serving(card, [worker]) as served:
+        prepared = Prepared(layout, (), Sampling(max_tokens=3), branches=1, image_params=(), cache_salt=b"tenant")
+        request = Request(new_request_id(), prepared, Timeline())
+        await served.router._pipeline.run(request)
+        assert request.generated == [expected(3)]
+        assert worker.salts == [b"tenant", b"tenant"]
 
 
 WRONG: dict[str, list[Accepted]] = {
