@@ -59,9 +59,6 @@ class Bench:
             replay()
         return replay is not None
 
-    def eager(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
-        return self.tower.encode(patches, tuple(grids))
-
 
 @pytest.fixture(scope="module")
 def tower() -> VisionTower:
@@ -110,7 +107,7 @@ def test_padded_rows_equal_eager_ones_for_200_random_batches(folder: Path, batch
     for seed in range(batches):
         grids = random_grids(numbers, 400, 6)
         patches = patches_of(seed, grids)
-        expected = bench.eager(patches, grids)
+        expected = bench.tower.encode(patches, tuple(grids))
         places = random_places(numbers, len(expected))
         assert bench.run(patches, grids, places)
         assert apart(bench.rows[torch.from_numpy(places)], expected) <= 1e-5
@@ -179,7 +176,7 @@ def test_the_smallest_bucket_that_covers_is_replayed_also_with_fewer_contexts(to
         patches = patches_of(1, grids)
         places = np.arange(len(patches) // 4)
         assert bench.run(patches, grids, places)
-        assert apart(bench.rows[: len(places)], bench.eager(patches, grids)) <= 1e-5
+        assert apart(bench.rows[: len(places)], bench.tower.encode(patches, tuple(grids))) <= 1e-5
     assert replayed == [buckets[0], buckets[1], buckets[3], buckets[2]]
 
 
