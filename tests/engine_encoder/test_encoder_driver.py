@@ -31,8 +31,7 @@ from triptych.models.base import PreparedPixels, VisionTower
 from triptych.transfer.leases import LeaseTable
 from triptych.transfer.slab import create_slab
 
-ROWS_PER_UNIT, ARENA_UNITS, HOST_UNITS = 4, 24, 12
-ROW_BYTES = 16
+ROWS_PER_UNIT, ROW_BYTES, ARENA_UNITS, HOST_UNITS = 4, 16, 24, 12
 SIDES = (4, 4, 8, 8, 12, 16)  # patches; 16 make 4 rows in one unit, 256 make 64 rows in 16 units
 TOO_LARGE = 20  # 100 rows in 25 units
 MOST_WAITING = 30
@@ -40,7 +39,7 @@ EXPECTED = (Cancelled, DeadlineExceeded, InternalError, InvalidMedia, MediaTooLa
 
 
 def item_of(kind: int, index: int, side: int) -> Item:
-    """One of the images that are asked for; requests may lie about nothing here."""
+    """One of the images that are asked for."""
     rows = side * side // 4
     return Item(
         index=index,
