@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from blake3 import blake3
 from PIL import Image
 from torch import Tensor
 
@@ -47,7 +48,7 @@ def layout_of(
             image = waiting.pop(0)
             plan = card.adapter.plan(image.width, image.height, {})
             assert plan.rows == run
-            part = card.adapter.part(plan, bytes([len(parts)]) * 32, image.width, image.height, len(parts))
+            part = card.adapter.part(plan, blake3(image.tobytes()).digest(), image.width, image.height, len(parts))
             parts.append(replace(part, atomic=atomic))
         else:
             parts.append(TextPart(tuple(ids[:run])))
