@@ -118,7 +118,9 @@ class Fleet:
     async def encoders_for(self, encoder_tokens: Sequence[int], avoid: Collection[WorkerLink] = ()) -> list[WorkerLink]:
         """The encoder for each item. Raises NoWorker."""
         await self.wait_ready(Role.ENCODE)
-        rows = place_items(self.snapshot.roles[Role.ENCODE], encoder_tokens, self._rows_of(avoid))
+        rows = place_items(
+            self.snapshot.roles[Role.ENCODE], encoder_tokens, self._rows_of(avoid), self.snapshot.item_limits
+        )
         return [self._rows[row] for row in rows]
 
     async def prefill_for(self, avoid: Collection[WorkerLink] = ()) -> WorkerLink:
@@ -136,9 +138,8 @@ class Fleet:
         return int(min(of_card, self.snapshot.token_limit()))
 
     def max_item_tokens(self) -> int:
-        """Patches of the largest item that every ready encoder takes: placement asks any. No limit where none tells."""
-        limits = [link.status.max_item_tokens or sys.maxsize for link in self._rows if link.takes(Role.ENCODE)]
-        return min(limits, default=sys.maxsize)
+        """Encoder tokens of the largest item that some ready encoder takes; no limit where none is ready or tells."""
+        return int(min(sys.maxsize, self.snapshot.item_limit()))
 
     def describe(self) -> list[dict[str, Any]]:
         """The workers as JSON values, for /v1/cluster."""
@@ -203,6 +204,7 @@ class Fleet:
             if columns.ready[row]:
                 self._seen.add(role)
         self.snapshot.token_limits[row] = _token_limit(link)
+        self.snapshot.item_limits[row] = link.status.max_item_tokens or math.inf  # 0 counts as not told
         self._gauges.by_worker[link.worker_id, _tier(link)] = link.gauges
         news, self._news = self._news, asyncio.Event()
         news.set()

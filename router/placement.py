@@ -44,39 +44,70 @@ class Snapshot:
     """What placement knows about the fleet; row i of every column is worker_ids[i].
 
     token_limits: tokens of prompt and output together that a worker takes
+    item_limits:  encoder tokens of the largest item that a worker takes
     """
 
     worker_ids: tuple[str, ...]
     row_by_id: dict[str, int]
     roles: dict[Role, RoleColumns]
     token_limits: Float64Array
+    item_limits: Float64Array
 
     @classmethod
     def of(cls, worker_ids: Sequence[str]) -> "Snapshot":
         ordered = tuple(sorted(worker_ids))
         rows = {worker_id: row for row, worker_id in enumerate(ordered)}
         columns = {role: RoleColumns.empty(len(ordered)) for role in Role}
-        return cls(ordered, rows, columns, np.full(len(ordered), np.inf))
+        unlimited = np.full(len(ordered), np.inf)
+        return cls(ordered, rows, columns, unlimited, unlimited.copy())
 
     def token_limit(self) -> float:
         """Of the ready decode worker that takes most; infinite where none is ready."""
         ready = self.roles[Role.DECODE].ready
         return float(self.token_limits[ready].max()) if ready.any() else np.inf
 
+    def item_limit(self) -> float:
+        """Of the ready encoder that takes most; infinite where none is ready."""
+        ready = self.roles[Role.ENCODE].ready
+        return float(self.item_limits[ready].max()) if ready.any() else np.inf
 
-def place_items(columns: RoleColumns, encoder_tokens: Sequence[int], avoid: Collection[int] = ()) -> list[int]:
+
+def place_items(
+    columns: RoleColumns,
+    encoder_tokens: Sequence[int],
+    avoid: Collection[int] = (),
+    limits: Float64Array | None = None,
+) -> list[int]:
     """Row for each item, in order: the encoder with the least queued tokens, counting the items placed before it.
 
-    avoid: rows used only where no other is ready. Raises NoWorker.
+    avoid:  rows used only where no other is ready
+    limits: encoder tokens of the largest item that each worker takes; None: no worker has a limit
+    Raises NoWorker, also where none that is ready takes an item of this size.
     """
-    ready = _candidates(columns, Role.ENCODE, avoid)
-    load = np.where(ready, columns.reported + columns.booked, np.inf)
+    if not columns.ready.any():
+        raise NoWorker(f"no {Role.ENCODE} worker is ready")
+    load = np.where(columns.ready, columns.reported + columns.booked, np.inf)
+    shunned = list(avoid)
     rows = []
     for tokens in encoder_tokens:
-        row = int(load.argmin())
+        open_to = load if limits is None else np.where(limits >= tokens, load, np.inf)
+        row = _least(open_to, shunned)
+        if not np.isfinite(open_to[row]):
+            raise NoWorker(f"no {Role.ENCODE} worker that is ready takes an item of {tokens} encoder tokens")
         load[row] += tokens
         rows.append(row)
     return rows
+
+
+def _least(load: Float64Array, shunned: list[int]) -> int:
+    """The first row of least load, a shunned one only where all others are infinite."""
+    if shunned:
+        others = load.copy()
+        others[shunned] = np.inf
+        row = int(others.argmin())
+        if np.isfinite(others[row]):
+            return row
+    return int(load.argmin())
 
 
 def place_prompt(columns: RoleColumns, avoid: Collection[int] = ()) -> int:

@@ -5,28 +5,26 @@ Tests steer it by its attributes: what it fails with, what it waits for; and rea
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from tests.router.loopback_prefill import BLOCK_SIZE, LoopbackPrefill, refuse, token_of
 from triptych import wire
 from triptych.errors import InvalidRecord, TriptychError, WrongIncarnation
 from triptych.journey import (
-    BlockRef,
     EmbeddingRef,
     Endpoint,
     Item,
-    KVRef,
     Role,
     Shard,
     Token,
     new_claim_id,
 )
 from triptych.multimodal.digest import source_digest
-from triptych.multimodal.layout import verify_layout
 from triptych.multimodal.memfd import MemfdDescriptor, read_memfd
 from triptych.pb import (
     common_pb2,
@@ -40,13 +38,6 @@ from triptych.pb import (
     worker_pb2_grpc,
 )
 from triptych.router.link import KnownWorker
-
-FIRST_ID = 40  # letters of the embedded model's vocabulary begin about here
-BLOCK_SIZE = 16
-
-
-def token_id(choice: int, position: int) -> int:
-    return FIRST_ID + (7 * choice + position) % 60
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +99,7 @@ class LoopbackWorker:
         for add, servicer in (
             (worker_pb2_grpc.add_WorkerServicer_to_server, _Worker(self)),
             (encoder_pb2_grpc.add_EncoderServicer_to_server, _Encoder(self)),
-            (prefill_pb2_grpc.add_PrefillServicer_to_server, _Prefill(self)),
+            (prefill_pb2_grpc.add_PrefillServicer_to_server, LoopbackPrefill(self)),
             (decode_pb2_grpc.add_DecodeServicer_to_server, _Decode(self)),
         ):
             add(servicer, server)
@@ -136,14 +127,10 @@ class LoopbackWorker:
 
     async def check(self, envelope: common_pb2.Envelope, context: Any) -> None:
         if envelope.worker_incarnation != self.incarnation:
-            await _refuse(context, WrongIncarnation("another process is meant"))
+            await refuse(context, WrongIncarnation("another process is meant"))
         assert envelope.model_fingerprint == self.fingerprint
         assert len(envelope.request_id) == 16
         assert envelope.deadline_ms > 0
-
-
-async def _refuse(context: Any, error: TriptychError) -> None:
-    await context.abort(wire.status_code(error), error.message, wire.failure_trailer(error))
 
 
 class _Worker(worker_pb2_grpc.WorkerServicer):
@@ -213,7 +200,7 @@ class _Encoder(encoder_pb2_grpc.EncoderServicer):
             assert source_digest(bytes(media[source.index])) == source.digest
         error = worker.fail_encode.pop(0) if worker.fail_encode else None
         if error is not None:
-            await _refuse(context, error)
+            await refuse(context, error)
         for message in start.items:
             item = wire.item_from_pb(message)
             worker.digests.add(item.digest)
@@ -235,67 +222,6 @@ class _Encoder(encoder_pb2_grpc.EncoderServicer):
             generation=1,
             lease_seconds=30,
         )
-
-
-class _Prefill(prefill_pb2_grpc.PrefillServicer):
-    def __init__(self, worker: LoopbackWorker) -> None:
-        self._worker = worker
-
-    async def Prefill(self, requests: AsyncIterator[prefill_pb2.PrefillRequest], context: Any) -> AsyncIterator[Any]:
-        worker = self._worker
-        start = (await anext(requests)).start
-        await worker.check(start.envelope, context)
-        layout = wire.layout_from_pb(start.layout)
-        verify_layout(layout)
-        generated = wire.tokens_from_bytes(start.generated)
-        worker.log.append(f"prefill attempt {start.envelope.attempt} after {len(generated)}")
-        await worker.gate.wait()
-        worker.salts.append(start.cache_salt)
-        for wrong in worker.grant_wrongly:
-            yield prefill_pb2.PrefillReply(accepted=wrong)
-        worker.grant_wrongly, granted = [], bool(worker.grant_wrongly)
-        cached, needed = layout.items[: worker.cached_items], layout.items[worker.cached_items :]
-        cached_tokens = cached[-1].runs[-1].end if cached else 0
-        for window, more in [] if granted else _windows(needed, worker.window_items):
-            worker.log.append(f"window {','.join(str(item.index) for item in window)}")
-            yield prefill_pb2.PrefillReply(
-                accepted=prefill_pb2.Accepted(
-                    items=[item.index for item in window], cached_tokens=cached_tokens, more=more
-                )
-            )
-            if worker.fail_prefill:
-                await _refuse(context, worker.fail_prefill.pop(0))
-            if not await self._receive(requests, window, context):
-                return  # the router has given up
-            await worker.window_gate.wait()
-        total = layout.num_tokens + len(generated)
-        if start.decode_follows:
-            yield prefill_pb2.PrefillReply(kv=wire.kv_ref_to_pb(self._kv_ref(total)))
-        tokens = [self._first(start, branch, len(generated)) for branch in range(start.branches)]
-        yield prefill_pb2.PrefillReply(first=prefill_pb2.FirstTokens(tokens=tokens, cached_tokens=cached_tokens))
-
-    async def _receive(self, requests: AsyncIterator[Any], window: Sequence[Item], context: Any) -> bool:
-        """Whether the rows of all items of the window have come; any other row is a mistake of the router's."""
-        left = {item.index: item for item in window}
-        while left:
-            request = await anext(requests, None)
-            if request is None:
-                return False
-            item = left.pop(request.item.item_index)
-            assert request.item.ref.item_digest == item.digest
-            self._worker.refs += 1
-            error = self._worker.fail_prefill_after.pop(self._worker.refs, None)
-            if error is not None:
-                await _refuse(context, error)
-        return True
-
-    def _first(self, start: prefill_pb2.PrefillStart, branch: int, position: int) -> common_pb2.Token:
-        return wire.token_to_pb(_token(self._worker, branch, position, start.sampling.max_tokens))
-
-    def _kv_ref(self, num_tokens: int) -> KVRef:
-        blocks = tuple(BlockRef(index, 1) for index in range(-(-num_tokens // BLOCK_SIZE)))
-        shards = (Shard(0, 2, 0),)
-        return KVRef(new_claim_id(), self._worker.endpoint, blocks, 0, num_tokens, shards, "float32", b"", 30)
 
 
 class _Decode(decode_pb2_grpc.DecodeServicer):
@@ -359,22 +285,10 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
                     message.failure.CopyFrom(wire.failure_to_pb(failure))
                     open_branches.clear()
                 elif position != worker.skip_position:
-                    tokens = [_token(worker, choice, position, start.sampling.max_tokens) for choice in open_branches]
+                    tokens = [token_of(worker, choice, position, start.sampling.max_tokens) for choice in open_branches]
                     message.tokens.extend(map(wire.token_to_pb, tokens))
                     open_branches = [token.choice for token in tokens if not token.finish_reason]
                 worker._routers[router_id].put_nowait(message)
         finally:
             worker._reserved.pop(key, None)
             worker._decoding.pop(key, None)
-
-
-def _windows(items: Sequence[Item], size: int) -> list[tuple[Sequence[Item], bool]]:
-    """At least one, maybe empty; each with whether another follows."""
-    size = size or len(items)
-    begins = range(0, len(items), size) if items else range(1)
-    return [(items[begin : begin + size], begin + size < len(items)) for begin in begins]
-
-
-def _token(worker: LoopbackWorker, choice: int, position: int, max_tokens: int) -> Token:
-    finish = "stop" if position == worker.finish_at else "length" if position == max_tokens - 1 else ""
-    return Token(token_id(choice, position), -0.25, choice, position, finish)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.router.loopback import token_id
+from tests.router.loopback_prefill import token_id
 from tests.router.serving import PICTURES, Served, chat_body, chunks, image, picture, serving, tiers, until
 from triptych.errors import ClaimExpired, InvalidMedia, LayoutMismatch, TransferFailed
 from triptych.models.card import ModelCard

@@ -9,6 +9,8 @@ from triptych.errors import NoWorker
 from triptych.journey import Role
 from triptych.router.placement import RoleColumns, Snapshot, place_items, place_prompt, place_stream
 
+LIMITS = np.full(1000, 16_384.0)
+
 
 def columns(
     reported: list[float],
@@ -68,6 +70,22 @@ def test_a_worker_to_be_avoided_is_used_when_it_is_the_only_one() -> None:
     assert place_prompt(columns([0, 900], ready=[True, False]), avoid=[0]) == 0
 
 
+def test_an_item_goes_where_it_fits_however_busy() -> None:
+    limits = np.array([100.0, np.inf, 200.0])
+    assert place_items(columns([0, 9000, 500]), [150, 100, 150, 300], limits=limits) == [2, 0, 2, 1]
+
+
+def test_an_encoder_to_be_avoided_is_used_for_what_no_other_takes() -> None:
+    limits = np.array([100.0, 5000.0])
+    assert place_items(columns([0, 0]), [50, 3000], avoid=[1], limits=limits) == [0, 1]
+
+
+def test_an_item_that_no_ready_encoder_takes_is_an_error_with_its_size() -> None:
+    limits = np.array([100.0, 5000.0])
+    with pytest.raises(NoWorker, match="no encode worker that is ready takes an item of 3000 encoder tokens"):
+        place_items(columns([0, 0], ready=[True, False]), [3000], limits=limits)
+
+
 def test_no_ready_worker_is_an_error_that_names_the_role() -> None:
     with pytest.raises(NoWorker, match="decode"):
         place_stream(columns([0], ready=[False], room=10))
@@ -100,7 +118,7 @@ def test_a_decision_at_a_thousand_workers_is_a_matter_of_microseconds() -> None:
 
 def _seconds_for_three_decisions(thousand: RoleColumns) -> float:
     began = time.perf_counter()
-    place_items(thousand, [1280])
+    place_items(thousand, [1280], limits=LIMITS)
     place_prompt(thousand)
     place_stream(thousand)
     return time.perf_counter() - began

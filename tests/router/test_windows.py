@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.router.loopback import LoopbackWorker, token_id
+from tests.router.loopback import LoopbackWorker
+from tests.router.loopback_prefill import token_id
 from tests.router.serving import picture, serving, tiers, until
 from triptych.errors import ClaimExpired, TransferFailed
 from triptych.journey import Sampling, new_request_id
@@ -182,12 +183,14 @@ async def test_one_picture_in_eight_requests_is_made_once_by_each_encoder_that_i
         assert len(made) == 2
 
 
-async def test_the_largest_item_is_what_every_ready_encoder_takes(card: ModelCard) -> None:
+async def test_items_go_to_encoders_that_take_them_and_the_largest_such_encoder_is_the_limit(card: ModelCard) -> None:
     first, second, *rest = tiers(card, "e", "e", "p", "d")
-    first.max_item_tokens, second.max_item_tokens = 100, 4000
+    first.max_item_tokens, second.max_item_tokens = 16, 4000
     async with serving(card, [first, second, *rest]) as served:
-        await until(lambda: served.router.fleet.max_item_tokens() == 100)
-        await first.kill()
         await until(lambda: served.router.fleet.max_item_tokens() == 4000)
-        second.max_item_tokens = 0  # has not told
+        assert await served.ids([*PICTURES[:3], TEXT], max_tokens=3) == expected(3)
+        assert (first.log, second.log) == ([], ["encode 0,1,2"])
+        await second.kill()
+        await until(lambda: served.router.fleet.max_item_tokens() == 16)
+        first.max_item_tokens = 0  # has not told
         await until(lambda: served.router.fleet.max_item_tokens() > 1 << 40)
