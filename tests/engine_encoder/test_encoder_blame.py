@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engine_encoder.rig import Front, Gate, Saboteur, Wish, picture, running
+from tests.engine_encoder.rig import Front, Gate, Saboteur, picture, running
 from triptych.config import EncoderSettings
 from triptych.engine.device_errors import DeviceLost
 from triptych.engine.encoder_blame import check_rows, encode_in_parts
@@ -76,7 +76,7 @@ def test_a_batch_that_fails_otherwise_is_tried_singly() -> None:
 
 
 def test_errors_of_ours_reach_the_item_as_they_are() -> None:
-    ours = LayoutMismatch("a grid that cannot be merged")
+    ours = LayoutMismatch("no such grid")
     assert encode_in_parts(Device(100, [1], ours).write, [1]) == [ours]
 
 
@@ -103,7 +103,10 @@ def test_what_a_failed_batch_had_allocated_is_free_before_the_next_try() -> None
         assert all(tensor() is None for tensor in seen)
         workspace = torch.zeros(8)
         seen.append(weakref.ref(workspace))
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        try:
+            raise ValueError(f"no room for {workspace}")
+        except ValueError as error:
+            raise torch.OutOfMemoryError("CUDA out of memory") from error
 
     gc.disable()  # reference counts alone must do
     try:
@@ -181,7 +184,7 @@ class Faulty(Front):
 def test_one_bad_output_of_three_commits_nothing_of_the_batch_and_a_retry_makes_all_ready(
     way: str, card: ModelCard, tower: VisionTower, prepare: Preparer
 ) -> None:
-    bad = card.adapter.plan(*WIDE, {}).grid
+    good, bad = (card.adapter.plan(*size, {}).grid for size in (SMALL, WIDE))
     faulty = Faulty(tower, bad, BAD_ROWS[way])
     gate = Gate(faulty)
     pictures = [picture(1, *SMALL), picture(2, *WIDE), picture(3, *SMALL)]
@@ -196,7 +199,7 @@ def test_one_bad_output_of_three_commits_nothing_of_the_batch_and_a_retry_makes_
         assert isinstance(wishes[1].error, LayoutMismatch)
         assert wishes[1].error.item_index == 1
         assert [wishes[0].ref.rows, wishes[2].ref.rows] == [4, 4]
-        assert faulty.batches[1:] == [(wishes[0].job.item.grid, bad, wishes[2].job.item.grid), *_singles(wishes)]
+        assert faulty.batches[1:] == [(good, bad, good), (good,), (bad,), (good,)]
         free = rig.gauge("arena_free_bytes")
         assert free == rig.gauge("arena_bytes") - 3 * rig.slab.unit_bytes  # of the bad one nothing is kept
         faulty.spoil = None
@@ -205,10 +208,6 @@ def test_one_bad_output_of_three_commits_nothing_of_the_batch_and_a_retry_makes_
         assert [wish.result.cached for wish in again] == [True, False, True]
         rig.release([blocker, wishes[0], wishes[2], *again])
         rig.settle()
-
-
-def _singles(wishes: list[Wish]) -> list[tuple[Grid]]:
-    return [(wish.job.item.grid,) for wish in wishes]
 
 
 @pytest.mark.parametrize("way", BAD_ROWS)

@@ -7,6 +7,7 @@ item's own failure. Only a broken device is nobody's.
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -22,6 +23,13 @@ Done = TypeVar("Done")
 Write = Callable[[Sequence[Item]], Sequence[Done]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """What is kept of a batch's error: its tracebacks would keep its tensors alive while its parts are tried."""
+
+    out_of_memory: bool
+
+
 def encode_in_parts(write: Write[Item, Done], batch: Sequence[Item]) -> list[Done | TriptychError]:
     """What `write` makes of each item of a batch, or the item's own failure.
 
@@ -32,12 +40,10 @@ def encode_in_parts(write: Write[Item, Done], batch: Sequence[Item]) -> list[Don
     if len(batch) == 1:
         return [_alone(write, batch[0])]
     done = _attempt(write, batch)
-    if not isinstance(done, Exception):
+    if not isinstance(done, _Failed):
         return list(done)
-    if not is_out_of_memory(done):
-        log.warning("a batch of %d items failed (%s), trying them one by one", len(batch), done)
+    if not done.out_of_memory:
         return _singly(write, batch)
-    log.warning("a batch of %d items needs more memory than there is (%s), trying its halves", len(batch), done)
     middle = (len(batch) + 1) // 2
     return _together_or_singly(write, batch[:middle]) + _together_or_singly(write, batch[middle:])
 
@@ -46,7 +52,7 @@ def _together_or_singly(write: Write[Item, Done], batch: Sequence[Item]) -> list
     if len(batch) == 1:
         return [_alone(write, batch[0])]
     done = _attempt(write, batch)
-    return _singly(write, batch) if isinstance(done, Exception) else list(done)
+    return _singly(write, batch) if isinstance(done, _Failed) else list(done)
 
 
 def _singly(write: Write[Item, Done], batch: Sequence[Item]) -> list[Done | TriptychError]:
@@ -58,16 +64,17 @@ def _alone(write: Write[Item, Done], item: Item) -> Done | TriptychError:
         return write([item])[0]
     except Exception as error:
         _raise_if_lost(error)
-        return as_ours(error, "encoding the image")
+        return as_ours(error, "encoding the image").with_traceback(None)
 
 
-def _attempt(write: Write[Item, Done], batch: Sequence[Item]) -> Sequence[Done] | Exception:
-    """What was written, or the error without its traceback, which would keep the failed batch's tensors alive."""
+def _attempt(write: Write[Item, Done], batch: Sequence[Item]) -> Sequence[Done] | _Failed:
     try:
         return write(batch)
     except Exception as error:
         _raise_if_lost(error)
-        return error.with_traceback(None)
+        # Its text alone: a log record may be kept, and the error with it.
+        log.warning("a batch of %d items failed, trying it in parts: %s", len(batch), repr(error))
+        return _Failed(is_out_of_memory(error))
 
 
 def _raise_if_lost(error: Exception) -> None:
