@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ def test_many_such_prompts_at_once_share_the_room_and_all_end_well(cluster: Runn
     names = ["many more", "many more", "many", "first", "longer"]
     for name in names:
         reference(name)  # ahead of time, for two cores do not compute both at once in time
-    cluster.together([lambda name=name: ask(cluster, reference, name) for name in names])
+    cluster.together([partial(ask, cluster, reference, name) for name in names])
     cluster.seconds_until_idle(10)
 
 
