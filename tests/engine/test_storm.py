@@ -123,8 +123,11 @@ def test_a_storm_of_requests_and_departures_leaves_nothing_and_spoils_no_answer(
     with running(model, split) as pair:
         alone = [ids_of(pair.answer(asked)) for asked in questions]
     room = 40 * model.kv.block_bytes(16)  # two or three requests: the others queue
-    with running(model, split, prefill_chunk_tokens=33, max_sequences=6, kv_bytes=room) as pair:
+    most_rows = max(item.rows for asked in questions for item in asked.layout.items)
+    landing = {"max_item_rows": most_rows, "landing_bytes": 2 * most_rows * model.hidden_size * 4}
+    with running(model, split, prefill_chunk_tokens=33, max_sequences=6, kv_bytes=room, **landing) as pair:
         outcomes = storm(pair, questions, seed=int(split))
+        assert pair.prefill.snapshot()["prefix_hit_tokens_total"] > 0
     answered = [(place, outcome) for place, outcome in outcomes if not isinstance(outcome, TriptychError)]
     assert REQUESTS * 0.4 < len(answered) < REQUESTS, "some leave and some stay, or this proves nothing"
     for place, answer in answered:
