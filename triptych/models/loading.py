@@ -13,6 +13,7 @@ from triptych.models.images import ImageProcessor, load_image_processor
 from triptych.models.pixels import PixelRule
 from triptych.models.qwen2_5_vl import graph_tower as qwen2_5_vl_graph_tower
 from triptych.models.qwen2_5_vl import language as qwen2_5_vl_language
+from triptych.models.qwen2_5_vl import lean_tower as qwen2_5_vl_lean_tower
 from triptych.models.qwen2_5_vl import tower as qwen2_5_vl_tower
 
 __all__ = ["ImageProcessor", "graph_tower", "load_image_processor", "load_language", "load_tower"]
@@ -27,7 +28,7 @@ class Family:
 
 
 _FAMILY_BY_MODEL_TYPE: Mapping[str, Family] = {
-    "qwen2_5_vl": Family(qwen2_5_vl_language.load, qwen2_5_vl_tower.load),
+    "qwen2_5_vl": Family(qwen2_5_vl_language.load, qwen2_5_vl_lean_tower.load),
 }
 
 
@@ -48,6 +49,8 @@ def load_tower(card: ModelCard, device: torch.device, dtype: str = "auto") -> Vi
 
 def graph_tower(tower: VisionTower) -> GraphTower | None:
     """The loaded tower in the halves that graphs want, on the same weights; None where it cannot be captured."""
+    if isinstance(tower, qwen2_5_vl_lean_tower.LeanTower):
+        return tower
     if isinstance(tower, qwen2_5_vl_tower.Qwen25VLTower):
         return qwen2_5_vl_graph_tower.capturable(tower)
     return None

@@ -1,0 +1,101 @@
+"""Which of the kernels a device is given: the fused ones where they work, each tried once."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from triptych.models.kernels import plain
+
+log = logging.getLogger(__name__)
+
+# Of the largest number. Both sides compute in float32, so that they differ where rounding falls the other way.
+_LARGEST_DIFFERENCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """One function for each computation, of `plain.py` or of `fused.py`."""
+
+    add_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]] = plain.add_norm
+    rotate: Callable[[Tensor, Tensor, Tensor, int], None] = plain.rotate
+    gate: Callable[[Tensor], Tensor] = plain.gate
+
+
+PLAIN = Kernels()
+
+
+def fused_kernels() -> Kernels:
+    """The fused ones, untried. Raises ImportError without Triton."""
+    from triptych.models.kernels import fused
+
+    return Kernels(fused.add_norm, fused.rotate, fused.gate)
+
+
+def choose_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """Fused where a trial gives what the plain one gives, plain with a warning where not; always plain off CUDA.
+
+    Waits for the device.
+    """
+    if device.type != "cuda":
+        return PLAIN
+    try:
+        fused = fused_kernels()
+    except ImportError as error:
+        log.warning("the tower's kernels are not fused, which costs time: %s", error)
+        return PLAIN
+    with torch.cuda.device(device):
+        return trusted(fused, device, dtype)
+
+
+def trusted(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The kernels, with the plain one in place of each that fails a trial; warns of it."""
+    chosen = PLAIN
+    for name, trial in _TRIALS.items():
+        try:
+            apart = _apart(trial(kernels, device, dtype), trial(PLAIN, device, dtype))
+        except Exception as error:  # a compiler may fail in any way
+            log.warning("the tower's %s is not fused, which costs time: %s", name, error)
+            continue
+        if apart <= _LARGEST_DIFFERENCE[dtype]:
+            chosen = replace(chosen, **{name: getattr(kernels, name)})
+        else:
+            log.warning("the tower's %s is not fused, which costs time: it is %.2g of its size apart", name, apart)
+    return chosen
+
+
+def _apart(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:
+    """The largest difference, relative to the largest number; infinity for NaN."""
+    pairs = [(each.float(), wanted.float()) for each, wanted in zip(found, expected, strict=True)]
+    apart = [float((each - wanted).abs().max() / wanted.abs().max()) for each, wanted in pairs]
+    return max(number if number == number else float("inf") for number in apart)
+
+
+def _noise(seed: int, device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+def _try_add_norm(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    hidden, delta, weight = (
+        _noise(seed, device, dtype, *shape) for seed, shape in enumerate([(37, 144)] * 2 + [(144,)])
+    )
+    return *kernels.add_norm(hidden, delta, weight, 1e-6), *kernels.add_norm(hidden, None, weight, 1e-6)
+
+
+def _try_rotate(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    qkv, angles = _noise(3, device, dtype, 37, 3 * 6 * 24), _noise(4, device, torch.float32, 37, 12)
+    kernels.rotate(qkv, angles.cos(), angles.sin(), 6)
+    return (qkv,)
+
+
+def _try_gate(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return (kernels.gate(_noise(5, device, dtype, 37, 2 * 1200)),)
+
+
+_TRIALS: dict[str, Callable[[Kernels, torch.device, torch.dtype], tuple[Tensor, ...]]] = {
+    "add_norm": _try_add_norm,
+    "rotate": _try_rotate,
+    "gate": _try_gate,
+}
