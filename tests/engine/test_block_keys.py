@@ -158,7 +158,9 @@ def describe(parts: Parts) -> list[tuple[object, ...]]:
         for offset, taken in enumerate(part.embed_mask):
             facts = (part.digest, part.grid, part.width, part.height, part.atomic, part.rope_grid)
             place = (row, len(part.embed_mask), offset)
-            out.append((position, *facts, *place) if taken else (position, part.atomic, part.span_token_ids[offset], *place))
+            out.append(
+                (position, *facts, *place) if taken else (position, part.atomic, part.span_token_ids[offset], *place)
+            )
             row += taken
         position += len(part.embed_mask)
     return out
