@@ -115,7 +115,8 @@ class Attempt:
         request = self._request
         self._prefilling()
         request.timeline.add_parallel(first.times)
-        request.cached_tokens = first.cached_tokens
+        if not request.has_tokens:  # else this attempt finds what an earlier one has computed
+            request.cached_tokens = first.cached_tokens
         request.deliver([wire.token_from_pb(token) for token in first.tokens])
         if self._decode is not None and not request.all_finished.is_set():
             request.move(Stage.HANDING_OVER)

@@ -135,6 +135,21 @@ async def test_a_client_that_leaves_between_windows_is_forgotten_everywhere(card
         prefill.window_gate.set()
 
 
+async def test_a_continuation_that_finds_its_own_kv_does_not_count_as_cached(card: ModelCard) -> None:
+    encoder, prefill, first, second = tiers(card, "e", "p", "d", "d")
+    second.free_blocks = 10  # so that the first is chosen
+    first.token_pause_seconds = 0.01
+    first.fail_decode_at = {20: TransferFailed("torn")}
+    async with serving(card, [encoder, prefill, first, second]) as served:
+        asked = asyncio.create_task(served.chat([PICTURES[0], TEXT], max_tokens=25, return_token_ids=True))
+        await until(lambda: "decode after 1" in first.log)
+        prefill.cached_items = 1
+        reply = (await asked).json()
+        assert reply["choices"][0]["token_ids"] == expected(25)
+        assert stages(encoder, "encode") == ["encode 0"]
+        assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
 async def test_the_salt_of_a_request_reaches_prefill_with_every_attempt(card: ModelCard) -> None:
     (worker,) = tiers(card, "epd")
     worker.fail_prefill = [ClaimExpired("gone")]
