@@ -9,6 +9,13 @@ from torch import Tensor
 
 from triptych.models.kernels import plain
 
+try:
+    from triptych.models.kernels import fused
+except ImportError as error:  # Triton comes with torch for GPUs alone
+    _why_not_fused: ImportError | None = error
+else:
+    _why_not_fused = None
+
 log = logging.getLogger(__name__)
 
 # Of the largest number. Both sides compute in float32, so that they differ where rounding falls the other way.
@@ -29,8 +36,8 @@ PLAIN = Kernels()
 
 def fused_kernels() -> Kernels:
     """The fused ones, untried. Raises ImportError without Triton."""
-    from triptych.models.kernels import fused
-
+    if _why_not_fused is not None:
+        raise _why_not_fused
     return Kernels(fused.add_norm, fused.rotate, fused.gate)
 
 
@@ -41,13 +48,11 @@ def choose_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     """
     if device.type != "cuda":
         return PLAIN
-    try:
-        fused = fused_kernels()
-    except ImportError as error:
-        log.warning("the tower's kernels are not fused, which costs time: %s", error)
+    if _why_not_fused is not None:
+        log.warning("the tower's kernels are not fused, which costs time: %s", _why_not_fused)
         return PLAIN
     with torch.cuda.device(device):
-        return trusted(fused, device, dtype)
+        return trusted(fused_kernels(), device, dtype)
 
 
 def trusted(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Kernels:

@@ -66,7 +66,7 @@ def _check_contiguous(*tensors: Tensor) -> None:
         assert tensor.is_contiguous(), f"kernels take rows that follow one another, got strides {tensor.stride()}"
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _add_norm(
     hidden: Any,
     delta: Any,
@@ -93,7 +93,7 @@ def _add_norm(
     tl.store(normed + at, (rounded * weights).to(normed.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _rotate(
     qkv: Any,
     cos: Any,
@@ -117,7 +117,7 @@ def _rotate(
     tl.store(first + HALF, (y * c + x * s).to(qkv.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _gate(both: Any, made: Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
