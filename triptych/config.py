@@ -123,7 +123,7 @@ class LanguageSettings:
     prefill_chunk_tokens: int = 2048  # per step, over all prompts
     max_sequences: int = 64  # decoding at once
     prefix_cache: bool = True  # reuse the KV of an equal beginning, text and images alike
-    landing_bytes: int = 256 * MIB  # embedding rows pulled in and not yet fused; raised to one whole context
+    landing_bytes: int = 256 * MIB  # embedding rows pulled in and not yet fused; raised to the largest item
 
     def __post_init__(self) -> None:
         names = ("block_size", "kv_bytes", "prefill_chunk_tokens", "max_sequences", "landing_bytes")

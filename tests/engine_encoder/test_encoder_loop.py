@@ -102,7 +102,7 @@ def test_items_that_wait_together_are_encoded_together(card: ModelCard, tower: V
         wishes = [rig.wish(picture(0))]
         assert gate.reached.wait(20)
         wishes += [rig.wish(picture(seed)) for seed in range(1, 6)]
-        rig.eventually(lambda: rig.gauge("prepared_tokens") == 5 * 16)
+        rig.await_prepared(5)
         assert rig.gauge("queued_items") == 6
         assert rig.gauge("queued_tokens") == 6 * 16
         gate.open.set()
