@@ -4,7 +4,8 @@ Imported only where Triton is; the tensors' device has to be the current one. Wi
 import it runs on the CPU, slowly.
 """
 
-from typing import Any
+# Triton compiles annotations too, and knows none but its own.
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 
 import torch
 import triton
@@ -66,18 +67,18 @@ def _check_contiguous(*tensors: Tensor) -> None:
         assert tensor.is_contiguous(), f"kernels take rows that follow one another, got strides {tensor.stride()}"
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _add_norm(
-    hidden: Any,
-    delta: Any,
-    weight: Any,
-    added: Any,
-    normed: Any,
-    epsilon: Any,
+    hidden,
+    delta,
+    weight,
+    added,
+    normed,
+    epsilon,
     HAS_DELTA: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:
+):
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     at = tl.program_id(0).to(tl.int64) * WIDTH + columns
@@ -93,17 +94,17 @@ def _add_norm(
     tl.store(normed + at, (rounded * weights).to(normed.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _rotate(
-    qkv: Any,
-    cos: Any,
-    sin: Any,
+    qkv,
+    cos,
+    sin,
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     ROW: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
-) -> None:
+):
     token = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, BLOCK_HEADS)[:, None]
     number = tl.arange(0, BLOCK_HALF)[None, :]
@@ -117,8 +118,8 @@ def _rotate(
     tl.store(first + HALF, (y * c + x * s).to(qkv.dtype.element_ty), mask=inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _gate(both: Any, made: Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr) -> None:
+@triton.jit
+def _gate(both, made, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
