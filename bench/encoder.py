@@ -25,8 +25,7 @@ import json
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,39 +34,17 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from bench.encoder_figures import PACKED, Timed, figures, goals, ways
 from bench.encoder_preprocess import make_processor, preprocess_seconds
 from bench.encoder_profile import kernels_by_time
-from bench.encoder_towers import LEAN, OURS, SDPA, Encode, Towers, make_towers
-from bench.encoder_work import QUICK_WORKLOADS, QWEN_7B, TINY, WORKLOADS, Workload, flops
+from bench.encoder_towers import LEAN, SDPA, Towers, make_towers
+from bench.encoder_work import QUICK_WORKLOADS, QWEN_7B, TINY, WORKLOADS, Workload
 from triptych.loadgen.provenance import provenance
 
 ROOT = Path(__file__).resolve().parent.parent
-ONE, PACKED = "one by one", "packed"
 MOST_BYTES = 1_000_000  # of a result, which is kept in the repository
 LARGEST_ERROR = {torch.bfloat16: 0.05, torch.float32: 1e-3}  # of the rows, against transformers', as a whole
 TABLE_WIDTH = 140  # where the output is no terminal
-
-GOALS = (
-    # width, height, what is compared, at least
-    (448, 448, "times_transformers", 3.0),
-    (1280, 720, "times_transformers", 1.5),
-    (1280, 720, "share_of_dense", 0.45),
-)
-
-
-@dataclass
-class Timed:
-    """One way to encode one workload, and the seconds of its turns: of `pack` images each, round by round."""
-
-    workload: Workload
-    name: str
-    how: str
-    turn: Callable[[], object]
-    rounds: list[list[float]] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        return statistics.median(second for each in self.rounds for second in each)
 
 
 def main() -> int:
@@ -106,14 +83,7 @@ class Bench:
         errors = {each.name: self._errors(each, images[each]) for each in self._workloads}
         timed = [way for each in self._workloads for way in ways(each, images[each], self._towers.encode)]
         self._say("preprocessing")
-        budget = 0.2 if self._arguments.quick else 2.0
-        result = self._frame() | {
-            "errors_against_transformers": errors,
-            "preprocess_seconds": {
-                f"{each.width}x{each.height}": preprocess_seconds(each, self._device, self._dtype, budget)
-                for each in self._workloads
-            },
-        }
+        result = self._frame() | {"errors_against_transformers": errors, "preprocess_seconds": self._preprocessing()}
         for number in range(self._arguments.rounds):
             if number and time.monotonic() - self._began > self._arguments.limit:
                 self._say(f"the time is up after {number} rounds")
@@ -122,15 +92,9 @@ class Bench:
             self._round(timed)
             result |= self._measured(timed)
             self._write(result)
-        if self._device.type == "cuda":
-            self._say("kernels")
-            result["kernels_ms"] = {
-                f"{way.workload.name}, {way.name}, {way.how}": kernels_by_time(way.turn)
-                for way in timed
-                if (way.name, way.how) == (LEAN, PACKED)
-            }
-            self._write(result)
         show(result, self._console)
+        if self._device.type == "cuda":
+            self._write(result | {"kernels_ms": self._kernels(timed)})
         wrong = {name: error for each in errors.values() for name, error in each.items() if error["too_large"]}
         return 1 if wrong else 0
 
@@ -144,9 +108,14 @@ class Bench:
             "dtype": str(self._dtype),
             "tower": dict(self._config),
             "kernels": {name: module.rpartition(".")[2] for name, module in kernels.items()},
-            "buckets": [[bucket.tokens, *bucket.contexts] for bucket in sorted(towers.graphs.captured)],
+            "buckets": [[bucket.tokens, *bucket.contexts] for bucket in towers.buckets],
             "not_measured": dict(towers.missing),
         }
+
+    def _preprocessing(self) -> dict[str, Any]:
+        sizes = {f"{each.width}x{each.height}": each for each in self._workloads}
+        budget = 0.2 if self._arguments.quick else 2.0
+        return {name: preprocess_seconds(each, self._device, self._dtype, budget) for name, each in sizes.items()}
 
     def _patches(self, workload: Workload) -> list[Tensor]:
         generator = torch.Generator(self._device).manual_seed(1)
@@ -191,6 +160,11 @@ class Bench:
             "goals": list(goals(self._workloads, workloads)),
         }
 
+    def _kernels(self, timed: Sequence[Timed]) -> dict[str, Any]:
+        self._say("kernels")
+        mine = [way for way in timed if (way.name, way.how) == (LEAN, PACKED)]
+        return {f"{way.workload.name}, {way.name}": kernels_by_time(way.turn) for way in mine}
+
     def _write(self, result: Mapping[str, Any]) -> None:
         path = self._arguments.output
         if path is None and self._arguments.quick:
@@ -214,20 +188,6 @@ def machine_name(device: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device.lower().removeprefix("nvidia")).strip("-")
 
 
-def ways(workload: Workload, images: Sequence[Tensor], encode: Mapping[str, Encode]) -> Iterator[Timed]:
-    grid, packed = workload.grid, torch.cat(list(images))
-
-    def one_by_one(tower: Encode) -> Callable[[], object]:
-        return lambda: [tower(each, [grid]) for each in images] and None
-
-    def all_at_once(tower: Encode) -> Callable[[], object]:
-        return lambda: tower(packed, [grid] * workload.pack)
-
-    for name, tower in encode.items():
-        yield Timed(workload, name, ONE, one_by_one(tower))
-        yield Timed(workload, name, PACKED, all_at_once(tower))
-
-
 def dense_tflops(device: torch.device, dtype: torch.dtype, size: int) -> float:
     """What a product of two random square matrices reaches: the mean of ten, after three."""
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -242,39 +202,6 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def figures(workload: Workload, timed: Sequence[Timed], config: Mapping[str, Any], dense: float) -> dict[str, Any]:
-    mine = [way for way in timed if way.workload == workload]
-    work = flops(config, workload.grid)
-    (base,) = (way.seconds for way in mine if (way.name, way.how) == (SDPA, ONE))
-    found: dict[str, Any] = {"patches_per_image": workload.grid.patches, "tflop_per_image": work / 1e12}
-    for way in mine:
-        tflops = workload.pack * work / way.seconds / 1e12
-        found[f"{way.name}, {way.how}"] = {
-            "images_per_second": workload.pack / way.seconds,
-            "tflops": tflops,
-            "share_of_dense": tflops / dense,
-            "times_transformers": base / way.seconds,
-            "seconds_of_each_round": [statistics.median(each) for each in way.rounds],
-            "turns": sum(map(len, way.rounds)),
-        }
-    return found
-
-
-def goals(workloads: Sequence[Workload], found: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Each goal for each workload of its size: the better of eager and graphs, packed."""
-    for width, height, measure, least in GOALS:
-        for workload in workloads:
-            if (workload.width, workload.height) == (width, height):
-                reached = max(found[workload.name][f"{name}, {PACKED}"][measure] for name in OURS)
-                yield {
-                    "workload": workload.name,
-                    "measure": measure,
-                    "least": least,
-                    "reached": reached,
-                    "holds": reached >= least,
-                }
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:

@@ -13,8 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 
-from bench.encoder import GOALS, OURS, PACKED, Timed, figures, goals, machine_name
+from bench.encoder import machine_name
+from bench.encoder_figures import GOALS, PACKED, Timed, figures, goals
 from bench.encoder_preprocess import picture
+from bench.encoder_towers import OURS
 from bench.encoder_work import QUICK_WORKLOADS, QWEN_7B, TINY, WORKLOADS, Workload, flops
 from triptych.journey import Grid
 from triptych.multimodal.sniff import sniff
@@ -86,7 +88,7 @@ def test_a_dry_run_measures_every_way_and_checks_its_rows(tmp_path: Path) -> Non
     assert set(result["workloads"]) == {each.name for each in QUICK_WORKLOADS}
     for workload, entry in result["workloads"].items():
         measured = {name: each for name, each in entry.items() if isinstance(each, dict)}
-        assert len(measured) == 8, sorted(measured)
+        assert len(measured) == 8, (sorted(measured), result["not_measured"])
         assert all(len(each["seconds_of_each_round"]) == 2 for each in measured.values())
         assert not any(each["too_large"] for each in result["errors_against_transformers"][workload].values())
     assert all(each["decode"] > 0 for each in result["preprocess_seconds"].values())
