@@ -54,7 +54,9 @@ def changed_by_swap(number: int, seed: int, card: ModelCard) -> list[Question]:
 
 
 def changed_by_drop(number: int, seed: int) -> list[Question]:
-    """Half about the only picture there is, evenly of every family; half about the first of several."""
+    """Half about the only picture there is, evenly of every family with such questions; half about the first of
+    several, evenly of the kinds whose answer is what one picture shows.
+    """
 
     def only(question: Question) -> bool:
         return len(question.images) == 1
@@ -64,9 +66,11 @@ def changed_by_drop(number: int, seed: int) -> list[Question]:
 
     families = families_with_pictures()
     alone = [kinds for family, kinds in families.items() if family not in ("multi-image", "which-image")]
-    per_family = -(-(number - number // 2) // len(alone))
-    single = [question for kinds in alone for question in _take(per_family, kinds, seed, only)]
-    return single[: number - number // 2] + _take(number // 2, _NAMING_ONE, seed, first_of_several)
+    named = [(kind,) for kind in _NAMING_ONE]
+    return [
+        *_evenly(number - number // 2, alone, seed, only),
+        *_evenly(number // 2, named, seed, first_of_several),
+    ]
 
 
 def asked_picture(sample: Sample) -> int | None:
@@ -86,6 +90,14 @@ def shown(picture: Picture) -> str | None:
     if isinstance(scene, Figures) and len(scene.figures) == 1:
         return scene.figures[0].name
     return None
+
+
+def _evenly(number: int, groups: Sequence[Sequence[str]], seed: int, wanted: Seeing) -> list[Question]:
+    """So many in all, of each group of kinds as many as of any other, or one more."""
+    each, more = divmod(number, len(groups))
+    return [
+        question for place, kinds in enumerate(groups) for question in _take(each + (place < more), kinds, seed, wanted)
+    ]
 
 
 def _take(number: int, kinds: Sequence[str], seed: int, wanted: Seeing) -> list[Question]:

@@ -1,7 +1,8 @@
 """What each fault does to answers and to first tokens: python -m tests.tiny_vl.measure_faults [--samples 200].
 
 Each figure about answers rests on that many questions, those about first tokens on that many of every family. The
-figures go to bench/results/tiny_vl_faults.json.
+figures go to bench/results/tiny_vl_faults.json if they are of the embedded model and of as many at least. Exit code 1:
+something is noticed less than it should be.
 """
 
 import argparse
@@ -17,12 +18,15 @@ from typing import Any
 from tests.tiny_vl import cases
 from tests.tiny_vl.spoil import Fault
 from tests.tiny_vl.spoilt_cluster import SpoiltCluster
+from tools.tiny_vl.evaluate import EMBEDDED, named
 from tools.tiny_vl.exam import Asking, Question, Reply, ask_all, distance
 from tools.tiny_vl.intervals import Tally, wilson
+from tools.tiny_vl.options import Parser, result_file, whole
 from triptych.loadgen.provenance import provenance
 from triptych.models.card import load_card
 
 RESULT = Path(__file__).resolve().parents[2] / "bench/results/tiny_vl_faults.json"
+SAMPLES = 200  # of a figure that is published, at least
 SEED = 31_000
 # In nats, of any of the 20 likeliest first tokens.
 TOLERANCE = 0.01
@@ -59,18 +63,18 @@ class FaultBench:
         self._grids: dict[str, Round] = {}
 
     def swapped(self) -> Tally:
-        """Answers that change of those that should."""
+        """Answers that change of the right ones that should."""
         questions = cases.changed_by_swap(self._samples, self._seed, load_card(self._model, "float32"))
         return self._changed(self._round(questions, _ANSWER), Fault.SWAPPED, 0.95)
 
     def dropped(self) -> Tally:
-        """Answers that change of those that should."""
+        """Answers that change of the right ones that should."""
         return self._changed(
             self._round(cases.changed_by_drop(self._samples, self._seed), _ANSWER), Fault.DROPPED, 0.95
         )
 
     def letter_grid(self, kind: str, fault: Fault) -> Tally:
-        """Answers that change. Only in a dense grid does a place of the rows always stand for another letter."""
+        """Right answers that change. Only in a dense grid does a place of the rows always stand for another letter."""
         return self._changed(self._letter_grids(kind), fault, 0.8 if kind == "grid-dense" else None)
 
     def first_tokens(self, fault: Fault) -> dict[str, list[float]]:
@@ -100,13 +104,21 @@ class FaultBench:
 
     def _changed(self, round_: Round, fault: Fault, bound: float | None) -> Tally:
         replies = self._replies(round_.questions, fault, round_.asking)
-        changed = sum(one.text != other.text for one, other in zip(round_.healthy, replies, strict=True))
-        return Tally(changed, len(replies), bound)
+        return changed(round_.healthy, replies, bound)
 
     def _replies(self, questions: Sequence[Question], fault: Fault, asking: Asking) -> list[Reply]:
         self._cluster.switch.set(fault)
         # Rows that the encoder keeps must not stand in for those that it would make now.
         return ask_all(self._cluster.url, questions, replace(asking, mark=fault))
+
+
+def changed(healthy: Sequence[Reply], spoilt: Sequence[Reply], bound: float | None) -> Tally:
+    """How many answers are others under a fault, of those that were right without it.
+
+    A wrong answer that becomes another wrong one tells nothing about what the fault did to a right one.
+    """
+    pairs = [(one, other) for one, other in zip(healthy, spoilt, strict=True) if one.is_right]
+    return Tally(sum(one.text != other.text for one, other in pairs), len(pairs), bound)
 
 
 def caught(distances: Mapping[str, Sequence[float]]) -> dict[str, Tally]:
@@ -132,7 +144,7 @@ def measure(bench: FaultBench) -> tuple[dict[str, Any], bool]:
     for name, tally in tallies.items():
         print(_row(name, tally), flush=True)
     figures = {name: _figures(tally) | {"least_nats": least.get(name)} for name, tally in tallies.items()}
-    within = noise < NOISE and all(tally.share >= (tally.bound or 0.0) for tally in tallies.values())
+    within = noise < NOISE and all(tally.share >= tally.bound for tally in tallies.values() if tally.bound is not None)
     return {"tolerance_nats": TOLERANCE, "noise_nats": noise, "noticed": figures}, within
 
 
@@ -150,20 +162,28 @@ def _figures(tally: Tally) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=200)
-    parser.add_argument("--model", default="tiny-vl")
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser = Parser(
+        prog="python -m tests.tiny_vl.measure_faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--samples", type=whole(1), default=SAMPLES)
+    parser.add_argument("--model", default=EMBEDDED)
+    parser.add_argument("--output", type=result_file)
     arguments = parser.parse_args()
+    is_published = arguments.model == EMBEDDED and arguments.samples >= SAMPLES
+    output = arguments.output or (RESULT if is_published else None)
     with tempfile.TemporaryDirectory() as folder:
         cluster = SpoiltCluster(arguments.model, Path(folder))
         try:
             figures, within = measure(FaultBench(cluster, arguments.model, arguments.samples, arguments.samples))
         finally:
             cluster.stop()
-    what = {"script": "tests/tiny_vl/measure_faults.py", "model": Path(arguments.model).name, "seed": SEED}
+    what = {"script": "tests/tiny_vl/measure_faults.py", "model": named(arguments.model), "seed": SEED}
     what |= {"samples": arguments.samples, "topology": "e+p+d", "dtype": "float32"}
-    arguments.output.write_text(json.dumps({"what": what, **provenance(), **figures}, indent=1) + "\n")
+    if output is not None:
+        measured = {"what": what, **provenance(), **figures}
+        output.write_text(json.dumps(measured, indent=1, allow_nan=False) + "\n")
     return 0 if within else 1
 
 

@@ -1,5 +1,9 @@
 """Batches by number: the same whoever makes them, full, and of the right kinds."""
 
+import multiprocessing
+import os
+import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -86,3 +90,46 @@ def test_a_worker_that_dies_is_noticed(dataset: BatchDataset) -> None:
     with pytest.raises(WorkerFailed, match="batches-0 died"):
         for _ in batches:
             pass
+
+
+class Slow:
+    """Batches that take longer than anybody would wait."""
+
+    def __init__(self, dataset: BatchDataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, number: int) -> Batch:
+        time.sleep(60)
+        return self.blank()
+
+    def blank(self) -> Batch:
+        return self._dataset.blank()
+
+
+def test_workers_outlive_a_signal_to_the_group_and_nobody_waits_for_them_when_told_to_stop(
+    dataset: BatchDataset,
+) -> None:
+    looks = 0
+
+    def at_the_third_look() -> bool:
+        nonlocal looks
+        looks += 1
+        for worker in workers:
+            assert worker.is_alive()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                os.kill(worker.pid or 0, number)
+        return looks == 3
+
+    before = set(multiprocessing.active_children())
+    batches = stream(Slow(dataset), range(9), workers=2, pinned=False, stop=at_the_third_look)
+    workers = set(multiprocessing.active_children()) - before
+    began = time.monotonic()
+    assert list(batches) == []
+    assert (len(workers), looks) == (2, 3)
+    for worker in workers:
+        worker.join(5)
+        assert not worker.is_alive()
+    assert time.monotonic() - began < 20

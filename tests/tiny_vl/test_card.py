@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tools.tiny_vl.card import CARD, RESULTS, filled, of_accuracy, of_faults, sections_from
+from tools.tiny_vl.card import CARD, RESULTS, filled, of_accuracy, of_faults, of_held_out, sections_from
 
 MEASURED = {
-    "what": {"seed": 7, "samples": 20},
+    "what": {"seed": 7, "samples": 20, "model": "abc", "topology": "epd"},
     "machine": {"cores": 2, "processor": "Abacus"},
     "commit": "0123456789abcdef with changes",
     "date": "2026-02-03T04:05:06+00:00",
@@ -32,11 +32,13 @@ def test_a_card_without_one_pair_of_markers_is_not_written(card: str) -> None:
 
 
 def test_figures_that_were_never_measured_are_said_to_be_missing(tmp_path: Path) -> None:
-    assert sections_from(tmp_path) == {"accuracy": "Not measured yet.", "faults": "Not measured yet."}
+    assert sections_from(tmp_path) == dict.fromkeys(("accuracy", "held-out", "faults"), "Not measured yet.")
     kinds = {"read": {"right": 9, "total": 10, "bound": 0.97}}
     accuracy = MEASURED | {"requests": 10, "families": {"reading": {"kinds": kinds}}}
     (tmp_path / "tiny_vl_accuracy.json").write_text(json.dumps(accuracy))
+    (tmp_path / "tiny_vl_held_out.json").write_text(json.dumps(accuracy))
     assert sections_from(tmp_path)["accuracy"] == of_accuracy(accuracy)
+    assert sections_from(tmp_path)["held-out"] == of_held_out(accuracy)
 
 
 def test_accuracy_is_told_by_family_and_kind_with_its_origin() -> None:
@@ -45,9 +47,24 @@ def test_accuracy_is_told_by_family_and_kind_with_its_origin() -> None:
         "below": {"right": 9, "total": 10, "bound": 0.98},
     }
     text = of_accuracy(MEASURED | {"requests": 20, "families": {"relations": {"kinds": kinds}}})
-    assert "20 questions, seed 7, on 2 cores (Abacus), 2026-02-03, commit 0123456 with changes." in text
+    assert (
+        "20 questions, abc in topology epd, seed 7, on 2 cores (Abacus), 2026-02-03, commit 0123456 with changes."
+        in text
+    )
     assert "| **relations** | mean of 2; worst: below 90.0 % | 19 of 20 | **95.0 %** |" in text
     assert "|  | above | 10 of 10 | 100.0 % | 72.2–100.0 | ≥ 98 % |" in text
+
+
+def test_held_out_figures_have_a_row_for_each_family() -> None:
+    kinds = {"above": {"right": 10, "total": 10, "bound": None}, "below": {"right": 5, "total": 10, "bound": None}}
+    text = of_held_out(MEASURED | {"requests": 20, "families": {"relations": {"kinds": kinds}}})
+    assert text.split("\n")[-1] == "| relations | 15 of 20 | 75.0 % | 53.1–88.8 |"
+
+
+def test_what_is_not_known_of_another_server_is_said_to_be_unknown() -> None:
+    what = {"seed": 7, "model": "theirs", "topology": "unknown", "url": "http://host:1"}
+    text = of_accuracy(MEASURED | {"what": what, "requests": 0, "families": {}})
+    assert "theirs in topology unknown at http://host:1, seed 7" in text
 
 
 def test_first_tokens_of_all_families_are_one_row_that_names_the_worst() -> None:

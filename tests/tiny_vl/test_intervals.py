@@ -2,11 +2,13 @@
 
 import math
 import random
+from collections import Counter
 from collections.abc import Mapping
 
 import pytest
 
-from tests.tiny_vl.sample_plan import planned
+from tests.tiny_vl.sample_plan import LEAST_PER_KIND, planned
+from tools.tiny_vl.families import KINDS
 from tools.tiny_vl.intervals import Tally, chance_of_so_few, complaints, merged, wilson
 
 
@@ -21,6 +23,25 @@ def test_wilson_intervals_are_those_of_the_tables(right: int, total: int, low: f
 def test_nothing_asked_says_nothing() -> None:
     assert wilson(Tally(0, 0)) == (0.0, 1.0)
     assert math.isnan(Tally(0, 0).share)
+
+
+def test_nothing_asked_is_complained_about() -> None:
+    assert complaints({}) == complaints({"reading": {}}) == ["all families: nothing was asked"]
+    asked = {"reading": {"read": Tally(9, 9, 0.97), "read-words": Tally(0, 0, 0.97)}}
+    assert complaints(asked) == ["reading/read-words: nothing was asked"]
+
+
+def test_every_kind_with_a_bound_can_be_complained_about_by_itself() -> None:
+    counts = Counter(kind.name for kind, _ in planned())
+    assert sum(counts.values()) == 300
+    assert set(counts) == set(KINDS)
+    for name, kind in KINDS.items():
+        if kind.bound is None:
+            continue
+        assert counts[name] >= LEAST_PER_KIND
+        healthy = answers(random.Random(1), dict.fromkeys(KINDS, 1.0))
+        healthy[kind.family][name] = Tally(0, counts[name], kind.bound)
+        assert any(said.startswith(f"{kind.family}/{name}:") for said in complaints(healthy)), name
 
 
 def test_the_chance_of_so_few_is_exact() -> None:
@@ -58,4 +79,5 @@ def test_a_model_at_its_bounds_is_seldom_complained_about() -> None:
 def test_a_broken_family_a_broken_kind_and_a_model_that_is_too_weak_all_over_are_noticed() -> None:
     assert complained({"receipt": 0.4}, runs=20) > 0.9
     assert complained({"left-of": 0.0}, runs=20) > 0.9
-    assert complained({}, runs=20, less=0.06) > 0.9
+    assert complained({"blank": 0.5}, runs=20) > 0.9
+    assert complained({}, runs=20, less=0.07) > 0.9

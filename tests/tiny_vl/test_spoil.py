@@ -1,14 +1,18 @@
 """Faults spoil what they should and nothing else, and cases are those that they must change."""
 
 import itertools
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.tiny_vl import cases
+from tests.tiny_vl.measure_faults import changed
 from tests.tiny_vl.spoil import Fault, Switch, spoil_rows, swapped_pair, wrong_grid
 from tools.tiny_vl.exam import Reply, distance, draw_question
+from tools.tiny_vl.families import KINDS
+from tools.tiny_vl.intervals import Tally
 from triptych.journey import Grid
 from triptych.models.card import load_card
 
@@ -63,6 +67,26 @@ def test_a_swap_changes_what_the_asked_picture_shows() -> None:
         assert pair is not None
         assert cases.asked_picture(question.sample) in pair
         assert counts[pair[0]] == counts[pair[1]]
+
+
+@pytest.mark.parametrize("number", [5, 30, 31])
+def test_questions_that_a_drop_changes_are_spread_evenly(number: int) -> None:
+    questions = cases.changed_by_drop(number, 1)
+    assert len(questions) == number
+    alone, of_several = questions[: number - number // 2], questions[number - number // 2 :]
+    families = Counter(KINDS[question.sample.kind].family for question in alone)
+    kinds = Counter(question.sample.kind for question in of_several)
+    assert len(families) == min(len(alone), 12)
+    for counts in (families, kinds):
+        assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_only_right_answers_count_as_changed() -> None:
+    sample = draw_question("who-are-you", 1, 0).sample
+    answer = sample.turns[-1].answer
+    right, wrong, other = (Reply(sample, text, True, {}) for text in (answer, "a", "b"))
+    assert changed([right, right, wrong], [other, right, other], 0.95) == Tally(1, 2, 0.95)
+    assert changed([wrong], [other], 0.95).total == 0
 
 
 def test_the_same_question_is_drawn_again_and_every_seed_has_its_own() -> None:

@@ -14,8 +14,9 @@ from tokenizers import Tokenizer
 
 from tools.tiny_vl import checkpoint
 from tools.tiny_vl.chat import ChatEncoder
-from tools.tiny_vl.checkpoint import StateMismatch
+from tools.tiny_vl.checkpoint import StateMismatch, StateUnreadable
 from tools.tiny_vl.config import Geometry, Recipe
+from tools.tiny_vl.feed import WorkerFailed
 from tools.tiny_vl.grids import Grids
 from tools.tiny_vl.optimizer import orthogonal
 from tools.tiny_vl.packer import Packer
@@ -25,7 +26,7 @@ from tools.tiny_vl.scenes import Blank, Picture, Sample, Turn
 from tools.tiny_vl.schedule import batch_of, newest_batch, num_batches, oldest_batch, rate_share
 from tools.tiny_vl.stepper import Tally
 from tools.tiny_vl.tokenizer import build_tokenizer
-from tools.tiny_vl.train import Stop
+from tools.tiny_vl.train import Stop, parsed
 from tools.tiny_vl.trainer import Diverged, Machine, Rhythm, Trainer
 
 TINY = Geometry(
@@ -124,19 +125,67 @@ def test_weights_that_are_no_numbers_stop_the_run(tokenizer: Tokenizer, tmp_path
     assert checkpoint.load(tmp_path) is None
 
 
-def test_only_the_latest_state_stays_and_in_small_files(tmp_path: Path) -> None:
-    big = torch.arange(9_000_000, dtype=torch.float32)
-    checkpoint.save(tmp_path, 1, {"a": big}, {})
-    (tmp_path / "step-0000009").mkdir()  # a save that was cut short
-    checkpoint.save(tmp_path, 2, {"a": big.view(3, -1), "b": torch.tensor(3.0)}, {"x": {"y": (1, 2)}})
-    assert max(file.stat().st_size for file in tmp_path.rglob("*.safetensors")) < 15_000_000
-    assert not (tmp_path / "step-0000001").exists()
+def test_a_run_that_is_told_to_stop_while_it_waits_for_a_batch_is_saved(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    three = iter([a_batch(tokenizer, number) for number in range(3)])  # no fourth comes
+    trainer = trainer_at(tmp_path)
+    assert not trainer.train(three, [], never, OFTEN)
+    assert checkpoint.latest_step(tmp_path) == trainer.step > 2
+
+
+def test_a_run_whose_workers_fail_is_saved(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    def failing() -> Iterator[Batch]:
+        yield from (a_batch(tokenizer, number) for number in range(3))
+        raise WorkerFailed("batches-0 died")
+
+    trainer = trainer_at(tmp_path)
+    with pytest.raises(WorkerFailed):
+        trainer.train(failing(), [], never, OFTEN)
+    assert checkpoint.latest_step(tmp_path) == trainer.step > 2
+
+
+def test_a_state_of_other_tensors_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    trainer_at(tmp_path).train(batches(tokenizer, 0), [], After(1), OFTEN)
     saved = checkpoint.load(tmp_path)
     assert saved is not None
     step, tensors, facts = saved
-    assert (step, facts) == (2, {"x": {"y": [1, 2]}})
-    assert torch.equal(tensors["a"], big.view(3, -1))
-    assert tensors["b"].item() == 3.0
+    for wrong in ({"first": tensors["first"][1:]}, {"weights": tensors["weights"][:1]}):
+        checkpoint.save(tmp_path, step, tensors | wrong, facts)
+        with pytest.raises(StateUnreadable, match=f"the state in {tmp_path} cannot be read"):
+            trainer_at(tmp_path)
+    del tensors["steps"]
+    checkpoint.save(tmp_path, step, tensors, facts)
+    with pytest.raises(StateUnreadable, match="KeyError: 'steps'"):
+        trainer_at(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--steps 0", "--steps: 0 is not a whole number of at least 1"),
+        ("--log-every 0", "--log-every: 0 is not"),
+        ("--exam-every -1", "--exam-every: -1 is not"),
+        ("--patches 0", "--patches: 0 is not a whole number of at least 1024"),
+        ("--patches 2047", "--patches: 2047 is not a multiple of 4"),
+        ("--workers -1", "--workers: -1 is not a whole number of at least 0"),
+        ("--seconds nan", "--seconds: nan is not a number of seconds"),
+        ("--device gpu", "--device: gpu is unknown, expected cuda or cpu"),
+        ("--device mps", "--device: mps is unknown"),
+        ("--device cuda:99", "--device: there is no cuda:99 here"),
+        ("--device cpu --attention flash", "--attention: flash needs a GPU"),
+        (f"--state {__file__}", "--state: "),
+        (f"--state {__file__}/state", "test_training.py is a file, expected a folder"),
+        (f"--output {__file__}", "test_training.py is a file, expected a folder"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_line(
+    arguments: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed(["--state", str(tmp_path / "state"), *arguments.split()])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_signal_or_the_deadline_stops() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.tiny_vl.intervals import Tally
-from tools.tiny_vl.table import fault_markdown, markdown
+from tools.tiny_vl.table import family_markdown, fault_markdown, markdown
 
 _ROOT = Path(__file__).resolve().parents[2]
 CARD = _ROOT / "docs/tiny-vl.md"
@@ -26,11 +26,9 @@ def main() -> int:
 
 def sections_from(results: Path) -> dict[str, str]:
     """What belongs between which markers, by the result files in a folder."""
-    accuracy, faults = (_read(results / f"tiny_vl_{name}.json") for name in ("accuracy", "faults"))
-    return {
-        "accuracy": _MISSING if accuracy is None else of_accuracy(accuracy),
-        "faults": _MISSING if faults is None else of_faults(faults),
-    }
+    told = {"accuracy": of_accuracy, "held-out": of_held_out, "faults": of_faults}
+    measured = {name: _read(results / f"tiny_vl_{name.replace('-', '_')}.json") for name in told}
+    return {name: _MISSING if (found := measured[name]) is None else tell(found) for name, tell in told.items()}
 
 
 def filled(card: str, sections: Mapping[str, str]) -> str:
@@ -50,13 +48,12 @@ def filled(card: str, sections: Mapping[str, str]) -> str:
 
 def of_accuracy(measured: Measured) -> str:
     """Where the figures come from, and their table. measured: what `evaluate` writes"""
-    tallies = {
-        family: {
-            name: Tally(entry["right"], entry["total"], entry["bound"]) for name, entry in figures["kinds"].items()
-        }
-        for family, figures in measured["families"].items()
-    }
-    return f"{measured['requests']} questions, {_origin(measured)}.\n\n{markdown(tallies)}"
+    return f"{measured['requests']} questions, {_origin(measured)}.\n\n{markdown(_tallies(measured))}"
+
+
+def of_held_out(measured: Measured) -> str:
+    """Where the figures come from, and a row for each family. measured: what `evaluate --held-out` writes"""
+    return f"{measured['requests']} questions, {_origin(measured)}.\n\n{family_markdown(_tallies(measured))}"
 
 
 def of_faults(measured: Measured) -> str:
@@ -72,11 +69,21 @@ def of_faults(measured: Measured) -> str:
     )
 
 
+def _tallies(measured: Measured) -> dict[str, dict[str, Tally]]:
+    return {
+        family: {
+            name: Tally(entry["right"], entry["total"], entry["bound"]) for name, entry in figures["kinds"].items()
+        }
+        for family, figures in measured["families"].items()
+    }
+
+
 def _origin(measured: Measured) -> str:
-    machine = measured["machine"]
+    what, machine = measured["what"], measured["machine"]
+    served = f"topology {what['topology']}" + (f" at {what['url']}" if what.get("url") else "")
     commit, _, changed = (measured["commit"] or "unknown").partition(" ")
     return (
-        f"seed {measured['what']['seed']}, on {machine['cores']} cores ({machine['processor']}), "
+        f"{what['model']} in {served}, seed {what['seed']}, on {machine['cores']} cores ({machine['processor']}), "
         f"{measured['date'][:10]}, commit {commit[:7]} {changed}".rstrip()
     )
 

@@ -3,10 +3,12 @@
 import asyncio
 import base64
 import io
+import json
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from PIL import Image
@@ -19,6 +21,11 @@ from tools.tiny_vl.scenes import Sample
 
 LONGEST_ANSWER = 32  # tokens; a right answer has at most two dozen characters
 _REQUEST_SECONDS = 120.0
+_T = TypeVar("_T")
+
+
+class ServerFailed(Exception):
+    """The server is not there, refuses, or speaks something else; the message is one line that says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +84,22 @@ def draw_question(kind: str, seed: int, index: int, held_out: bool = False) -> Q
 def ask_all(url: str, questions: Iterable[Question], asking: Asking | None = None) -> list[Reply]:
     """Greedy replies in the order of the questions, which are taken, and so drawn, as they are needed.
 
-    Raises aiohttp's errors, and RuntimeError with the server's words when an answer is not 200, in a group.
+    Raises ServerFailed.
     """
-    return asyncio.run(_ask_all(url, questions, asking or Asking()))
+    return _finished(url, _ask_all(url, questions, asking or Asking()))
+
+
+def model_at(url: str) -> str:
+    """The name of the model that a server serves, the first if it has several.
+
+    Raises ServerFailed.
+    """
+
+    async def ask() -> str:
+        async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=_REQUEST_SECONDS)) as session:
+            return await _first_model(session)
+
+    return _finished(url, ask())
 
 
 def distance(reply: Reply, other: Reply) -> float:
@@ -88,6 +108,21 @@ def distance(reply: Reply, other: Reply) -> float:
     What only one of them lists has, in the other, no more than the last one listed there.
     """
     return max(_one_sided(reply.first, other.first), _one_sided(other.first, reply.first))
+
+
+def _finished(url: str, work: Coroutine[Any, Any, _T]) -> _T:
+    try:
+        return asyncio.run(work)
+    except Exception as error:
+        first: Exception = error
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        if isinstance(first, ServerFailed):
+            raise ServerFailed(f"{url}: {first}") from None
+        if isinstance(first, (aiohttp.ClientError, OSError)):  # a timeout is an OSError
+            said = " ".join(str(first).split()) or type(first).__name__
+            raise ServerFailed(f"{url} does not answer: {said}") from first
+        raise
 
 
 async def _ask_all(url: str, questions: Iterable[Question], asking: Asking) -> list[Reply]:
@@ -110,8 +145,8 @@ async def _ask_all(url: str, questions: Iterable[Question], asking: Asking) -> l
 
 async def _first_model(session: aiohttp.ClientSession) -> str:
     async with session.get("/v1/models") as response:
-        response.raise_for_status()
-        return str((await response.json())["data"][0]["id"])
+        with _understood():
+            return str((await _json(response))["data"][0]["id"])
 
 
 async def _ask(session: aiohttp.ClientSession, model: str, question: Question, asking: Asking) -> Reply:
@@ -121,16 +156,34 @@ async def _ask(session: aiohttp.ClientSession, model: str, question: Question, a
     if asking.top_logprobs:
         body |= {"logprobs": True, "top_logprobs": asking.top_logprobs}
     async with session.post("/v1/chat/completions", json=body) as response:
-        if response.status != 200:
-            raise RuntimeError(f"the server answered {response.status}: {(await response.text())[:500]}")
-        choice = (await response.json())["choices"][0]
-    first = choice["logprobs"]["content"][0]["top_logprobs"] if asking.top_logprobs else ()
-    return Reply(
-        sample=question.sample,
-        text=choice["message"]["content"],
-        ended=choice["finish_reason"] == "stop",
-        first={bytes(entry["bytes"]): entry["logprob"] for entry in first},
-    )
+        answer = await _json(response)
+    with _understood():
+        choice = answer["choices"][0]
+        first = choice["logprobs"]["content"][0]["top_logprobs"] if asking.top_logprobs else ()
+        return Reply(
+            sample=question.sample,
+            text=choice["message"]["content"],
+            ended=choice["finish_reason"] == "stop",
+            first={bytes(entry["bytes"]): entry["logprob"] for entry in first},
+        )
+
+
+async def _json(response: aiohttp.ClientResponse) -> Any:
+    said = await response.text(errors="replace")
+    if response.status != 200:
+        raise ServerFailed(f"{response.url.path} answered {response.status}: {' '.join(said.split())[:300]}")
+    with _understood():
+        return json.loads(said)
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ServerFailed(
+            f"answered something else than OpenAI's API says ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _one_sided(first: Mapping[bytes, float], second: Mapping[bytes, float]) -> float:

@@ -1,6 +1,5 @@
 """The trained model as a folder that transformers and triptych load like any other Qwen2.5-VL."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from tools.tiny_vl import checkpoint
 from tools.tiny_vl.config import MAX_BYTES, MAX_PARAMETERS, Geometry, model_config
+from tools.tiny_vl.options import Parser, folder
 from tools.tiny_vl.parameters import Layout
 from tools.tiny_vl.tokenizer import build_tokenizer, save_processor
 from tools.tiny_vl.words import vocabulary
@@ -52,11 +52,14 @@ def write_model(folder: Path, geometry: Geometry, flat: Tensor, tokenizer: Token
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the model of a training run's latest state."""
-    parser = argparse.ArgumentParser(prog="python -m tools.tiny_vl export", description=main.__doc__)
+    parser = Parser(prog="python -m tools.tiny_vl export", description=main.__doc__)
     parser.add_argument("--state", type=Path, required=True, help="folder that train saves to")
-    parser.add_argument("--output", type=Path, required=True, help="folder to write the model to")
+    parser.add_argument("--output", type=folder, required=True, help="folder to write the model to")
     options = parser.parse_args(arguments)
-    saved = checkpoint.load(options.state)
+    try:
+        saved = checkpoint.load(options.state)
+    except checkpoint.StateUnreadable as error:
+        parser.error(str(error))
     if saved is None:
         parser.error(f"no saved state in {options.state}")
     step, tensors, facts = saved

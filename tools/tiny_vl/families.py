@@ -35,7 +35,7 @@ _BOUND_BY_FAMILY: dict[str, float | None] = {
     "receipt": 0.90,
     "text-only": 0.96,
     "multi-turn": 0.96,
-    "blank": None,
+    "blank": 0.98,
     "extras": None,
 }
 

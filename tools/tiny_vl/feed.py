@@ -1,11 +1,12 @@
 """Brings batches to the trainer: worker processes that draw and pack, and the questions held back for exams."""
 
+import atexit
 import multiprocessing
 import os
 import resource
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -24,7 +25,7 @@ from tools.tiny_vl.packer import Packer, SampleTooLong
 from tools.tiny_vl.packing import PATCH_VALUES, Batch, Caps
 
 _AHEAD = 2  # batches that each worker has ready or under way
-_LOOK_SECONDS = 2.0  # how often both sides see whether the other still lives
+_LOOK_SECONDS = 0.5  # how often both sides see whether the other still lives
 _LONGEST_SECONDS = 300.0  # that a batch may take
 _SHARED_MEMORY = "/dev/shm"
 _WORTH_LOCKING = 1 << 20  # bytes
@@ -43,6 +44,14 @@ class Numbered(Protocol):
 
 class WorkerFailed(RuntimeError):
     """A process that makes batches raised or died; its message says why."""
+
+
+class TooLittleSharedMemory(Exception):
+    """The batches under way do not fit; its message says what to do."""
+
+
+def never() -> bool:
+    return False
 
 
 class ExamBatches:
@@ -80,17 +89,20 @@ class ExamBatches:
         return Packer(self._caps, self._encoder, self._grids, tuple(KINDS))
 
 
-def stream(source: Numbered, numbers: Sequence[int], workers: int, pinned: bool) -> Iterator[Batch]:
+def stream(
+    source: Numbered, numbers: Sequence[int], workers: int, pinned: bool, stop: Callable[[], bool] = never
+) -> Iterator[Batch]:
     """The numbered batches in that order, made by worker processes (none: here and now).
 
     With workers, a batch lies in memory that the next but one may be written to: whoever wants to keep it copies it
     before asking for the next. Starts the workers before it returns: call it before the process has many threads.
     pinned: page-locked, so that copies to a GPU run at full speed
+    stop: when it says so while a batch is waited for, none comes any more
     Raises WorkerFailed while iterating.
     """
     if workers == 0:
         return (source[number] for number in numbers)
-    return Workshop(source, numbers, workers, pinned).batches()
+    return Workshop(source, numbers, workers, pinned).batches(stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +140,20 @@ class Workshop:
             self._results.append(receiving)
             self._processes.append(process)
         self._pinned = pinned
+        # They ignore the signal by which multiprocessing ends its own at exit, and would be waited for.
+        atexit.register(self.kill)
 
-    def batches(self) -> Iterator[Batch]:
-        """Each once, in order; ends the processes when it ends."""
+    def batches(self, stop: Callable[[], bool] = never) -> Iterator[Batch]:
+        """Each once, in order, until stop() says so while one is waited for; ends the processes when it ends."""
         if self._pinned:
             for slot in (slot for slots in self._slots for slot in slots):
                 _lock_pages(slot)
         try:
             for turn in range(self._total):
                 worker, round_ = turn % len(self._processes), turn // len(self._processes)
-                counts = self._wait_for(worker)
+                counts = self._wait_for(worker, stop)
+                if counts is None:
+                    return
                 yield replace(
                     self._slots[worker][round_ % _AHEAD],
                     num_samples=counts.num_samples,
@@ -147,19 +163,21 @@ class Workshop:
                 )
                 self._free[worker].release()
         finally:
-            for process in self._processes:
-                process.terminate()
+            self.kill()
+            atexit.unregister(self.kill)
 
     def kill(self) -> None:
         """End the processes without warning; whoever still waits for a batch gets WorkerFailed."""
         for process in self._processes:
             process.kill()
 
-    def _wait_for(self, worker: int) -> _Counts:
+    def _wait_for(self, worker: int, stop: Callable[[], bool]) -> _Counts | None:
         results, process = self._results[worker], self._processes[worker]
         waited = 0.0
         while not results.poll(_LOOK_SECONDS):
             waited += _LOOK_SECONDS
+            if stop():
+                return None
             if not process.is_alive() and not results.poll():
                 raise WorkerFailed(f"{process.name} died with exit code {process.exitcode}")
             if waited > _LONGEST_SECONDS:
@@ -174,9 +192,9 @@ class Workshop:
 
 
 def _work(source: Numbered, numbers: Sequence[int], slots: list[Batch], free: Semaphore, results: Connection) -> None:
-    # The trainer decides when to stop; its workers end with it.
+    # The trainer decides when to stop, also where a signal goes to the whole group; its workers end with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
     trainer = os.getppid()
     try:
@@ -211,7 +229,7 @@ def _lock_pages(slot: Batch) -> None:
 
 
 def check_shared_memory(caps: Caps, workers: int) -> None:
-    """Raises RuntimeError if the batches under way would not fit where processes share memory.
+    """Raises TooLittleSharedMemory if the batches under way would not fit where processes share memory.
 
     Without this the workers die of SIGBUS, which says nothing.
     """
@@ -220,7 +238,7 @@ def check_shared_memory(caps: Caps, workers: int) -> None:
     wanted = workers * (_AHEAD + 1) * caps.patches * (PATCH_VALUES + 32)
     free = shutil.disk_usage(_SHARED_MEMORY).free
     if free < wanted:
-        raise RuntimeError(
+        raise TooLittleSharedMemory(
             f"{_SHARED_MEMORY} has {free >> 20} MiB free, expected {wanted >> 20} for {workers} workers: "
             "use fewer workers or patches, or enlarge it (mount -o remount,size=8G)"
         )

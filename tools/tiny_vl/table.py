@@ -6,6 +6,7 @@ from tools.tiny_vl.intervals import Tally, merged, wilson
 
 _HEAD = "| family | question | right | exact match | 95 % interval | bound |\n|---|---|---|---|---|---|"
 _FAULT_HEAD = "| fault | where it shows | noticed | share | 95 % interval | bound |\n|---|---|---|---|---|---|"
+_FAMILY_HEAD = "| family | right | exact match | 95 % interval |\n|---|---|---|---|"
 _FIRST_TOKENS = "first tokens, "
 
 
@@ -17,6 +18,11 @@ def markdown(tallies: Mapping[str, Mapping[str, Tally]]) -> str:
 def fault_markdown(tallies: Mapping[str, Mapping[str, Tally]]) -> str:
     """tallies: fault -> where it shows -> tally; what is told by family ("first tokens, chart") becomes one row."""
     return "\n".join([_FAULT_HEAD, *_fault_rows(tallies)])
+
+
+def family_markdown(tallies: Mapping[str, Mapping[str, Tally]]) -> str:
+    """tallies: family -> kind -> tally. A row for each family, no bounds."""
+    return "\n".join([_FAMILY_HEAD, *(_family_row(family, merged(of.values())) for family, of in tallies.items())])
 
 
 def worst_kind(kinds: Mapping[str, Tally]) -> str:
@@ -53,6 +59,11 @@ def _row(family: str, label: str, tally: Tally, strong: bool = False) -> str:
     bound = "–" if tally.bound is None else f"≥ {100 * tally.bound:.0f} %"
     interval = f"{100 * low:.1f}–{100 * high:.1f}"
     return f"| {family} | {label} | {tally.right} of {tally.total} | {share} | {interval} | {bound} |"
+
+
+def _family_row(family: str, tally: Tally) -> str:
+    low, high = wilson(tally)
+    return f"| {family} | {tally.right} of {tally.total} | {_percent(tally.share)} | {100 * low:.1f}–{100 * high:.1f} |"
 
 
 def _percent(share: float) -> str:

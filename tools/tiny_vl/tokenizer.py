@@ -88,9 +88,7 @@ def save_processor(folder: Path, tokenizer: Tokenizer) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     _write_json(folder / "tokenizer_config.json", _tokenizer_config())
-    _write_json(
-        folder / "processor_config.json", {"processor_class": "Qwen2_5_VLProcessor", "chat_template": CHAT_TEMPLATE}
-    )
+    _write_json(folder / "processor_config.json", {"processor_class": "Qwen2_5_VLProcessor"})
     pixels = _pixel_config()
     _write_json(folder / "preprocessor_config.json", {"image_processor_type": "Qwen2VLImageProcessor"} | pixels)
     _write_json(folder / "video_preprocessor_config.json", {"video_processor_type": "Qwen2VLVideoProcessor"} | pixels)

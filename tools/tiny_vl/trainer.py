@@ -14,6 +14,7 @@ import torch
 from tools.tiny_vl import checkpoint
 from tools.tiny_vl.attention import Way, attention_by
 from tools.tiny_vl.config import Geometry, Recipe
+from tools.tiny_vl.feed import WorkerFailed
 from tools.tiny_vl.network import Network
 from tools.tiny_vl.optimizer import Optimizer
 from tools.tiny_vl.packing import Batch, Caps
@@ -58,18 +59,25 @@ class Trainer:
     def __init__(
         self, geometry: Geometry, recipe: Recipe, caps: Caps, kinds: Sequence[str], machine: Machine, state: Path
     ) -> None:
-        """Raises StateMismatch if the folder holds another run's state."""
+        """Raises StateMismatch if the folder holds another run's state, StateUnreadable if it holds no sound one."""
         self._recipe, self._machine, self._kinds, self._state = recipe, machine, tuple(kinds), state
         self._facts: dict[str, Any] = {"geometry": asdict(geometry), "recipe": asdict(recipe), "caps": asdict(caps)}
         saved = checkpoint.load(state)
+        if saved is not None:
+            checkpoint.check_same(saved[2], self._facts)
         torch.manual_seed(recipe.seed)
-        flat = initial_weights(geometry, recipe.seed) if saved is None else saved[1]["weights"]
-        self._parameters = Parameters(Layout.of(geometry), flat.to(machine.device), machine.compute)
+        layout = Layout.of(geometry)
+        if saved is None:
+            flat = initial_weights(geometry, recipe.seed)
+        else:
+            with checkpoint.reading(state):
+                flat = checkpoint.shaped(saved[1], "weights", (layout.num_all,))
+        self._parameters = Parameters(layout, flat.to(machine.device), machine.compute)
         self._optimizer = Optimizer(self._parameters, recipe)
         self.step = 0
         if saved is not None:
-            checkpoint.check_same(saved[2], self._facts)
-            self._restore(saved[0], saved[1])
+            with checkpoint.reading(state):
+                self._restore(saved[0], saved[1])
         attend = attention_by(machine.way)
         self._network = Network(geometry, attend, machine.device, machine.compiled)
         self._tally = Tally(len(self._kinds), machine.device)
@@ -84,11 +92,16 @@ class Trainer:
     def train(self, batches: Iterator[Batch], exam: Sequence[Batch], stop: Callable[[], bool], rhythm: Rhythm) -> bool:
         """Train until the last step or until stop() says so, and save; returns whether the run is complete.
 
-        batches: oldest_batch(self.step) and those after it; each may be gone once the next is asked for
-        Raises Diverged, leaving the last sound state saved.
+        batches: oldest_batch(self.step) and those after it; each may be gone once the next is asked for; they may end
+            early, when stop() says so
+        Raises Diverged, leaving the last sound state saved, and WorkerFailed, when all is saved.
         """
         with self._stream():
-            return self._train(batches, exam, stop, rhythm)
+            try:
+                return self._train(batches, exam, stop, rhythm)
+            except WorkerFailed:
+                self.save()
+                raise
 
     def save(self) -> None:
         """Save the state as it is now."""
@@ -101,7 +114,7 @@ class Trainer:
 
     def _restore(self, step: int, tensors: dict[str, torch.Tensor]) -> None:
         for name, tensor in self._optimizer.state().items():
-            tensor.copy_(tensors[name])
+            tensor.copy_(checkpoint.shaped(tensors, name, tensor.shape))
         torch.set_rng_state(tensors["cpu_random"])
         if self._machine.device.type == "cuda" and "cuda_random" in tensors:
             torch.cuda.set_rng_state(tensors["cuda_random"], self._machine.device)
@@ -117,7 +130,10 @@ class Trainer:
         profiler = Profiler(rhythm.profiled)
         while self.step < self._recipe.steps and not stop():
             while wanted <= newest_batch(self.step, self._recipe):
-                batch = clock.waiting(lambda: next(batches))
+                batch = clock.waiting(lambda: next(batches, None))
+                if batch is None:
+                    self.save()
+                    return False
                 if inbox is None:
                     inbox = Inbox(batch, self._recipe.echo_window + 1, device)
                     graphed = self._machine.graphed
@@ -225,7 +241,7 @@ class _Clock:
         self._waited = 0.0
         self.samples = 0
 
-    def waiting(self, work: Callable[[], Batch]) -> Batch:
+    def waiting(self, work: Callable[[], Batch | None]) -> Batch | None:
         before = time.monotonic()
         result = work()
         self._waited += time.monotonic() - before
