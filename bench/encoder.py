@@ -216,6 +216,14 @@ def show(result: Mapping[str, Any], console: Console) -> None:
                 table.add_row(workload, name, *(f"{number:.4g}" for number in numbers), *shares)
         table.add_section()
     Console(width=None if console.is_terminal else TABLE_WIDTH).print(table)
+    print("kernels: " + ", ".join(f"{name} {which}" for name, which in result["kernels"].items()))
+    for size, stages in result["preprocess_seconds"].items():
+        seconds = (f"{stage} {stages[stage] * 1e3:.2f} ms" for stage in ("decode", "resize", "patches", "transformers"))
+        print(f"preprocessing of {size}: " + ", ".join(seconds))
+    for workload, errors in result["errors_against_transformers"].items():
+        for name, error in errors.items():
+            if error["too_large"]:
+                print(f"WRONG: rows of {workload} by {name} are {error['relative']:.2g} from those of transformers")
     for goal in result["goals"]:
         verdict = "holds" if goal["holds"] else "MISSED"
         print(f"{verdict}: {goal['measure']} of {goal['workload']}: {goal['reached']:.3g}, goal {goal['least']:g}")
