@@ -75,8 +75,15 @@ BANNED_EVERYWHERE = {
 WITHOUT_TORCH = (
     *("engine.blocks", "engine.scheduler", "engine.sequence", "engine.block_keys", "engine.prefix_index"),
     *("engine.windows", "engine.decode_places", "engine.encoder_scheduler", "engine.encoder_waiting"),
-    *("engine.encoder_budgets", "engine.encoder_buckets", "engine.store_entry", "engine.host_books", "engine.store_books"),
-    *("engine.embedding_store", "engine.eviction", "engine.extents", "engine.prefixes", "engine.landing_books"),
+    *("engine.encoder_budgets", "engine.encoder_buckets", "engine.store_entry", "engine.host_books"),
+    *(
+        "engine.store_books",
+        "engine.embedding_store",
+        "engine.eviction",
+        "engine.extents",
+        "engine.prefixes",
+        "engine.landing_books",
+    ),
     "transfer.leases",
 )
 ONLY_PILLOW = "multimodal.canonical"
