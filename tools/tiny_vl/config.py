@@ -54,7 +54,7 @@ class Recipe:
     """
 
     seed: int = 1
-    steps: int = 26_500
+    steps: int = 30_000
     echo: int = 4
     echo_window: int = 64
     muon_rate: float = 3.9e-3

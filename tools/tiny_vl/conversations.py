@@ -7,7 +7,8 @@ from random import Random
 
 from tools.tiny_vl.albums import ALBUM_KINDS, album_turns
 from tools.tiny_vl.chats import chat_turns, earlier_turns
-from tools.tiny_vl.draw import draw_blank
+from tools.tiny_vl.draw import draw_blank, processor_size
+from tools.tiny_vl.draw_paper import UNIT
 from tools.tiny_vl.families import EARLY_UNTIL, KINDS
 from tools.tiny_vl.layout import with_picture
 from tools.tiny_vl.question import Question
@@ -20,6 +21,7 @@ from tools.tiny_vl.setting import Setting, training_setting
 _VISUAL = frozenset(VISUAL_KINDS)
 # In training some questions come after one for all there is to see, from which they follow.
 _AFTER_ALL = 0.25
+_WRONG_GRIDS = 0.5  # of the samples with nothing to see
 _SMALL_PAGE = 112  # pixels; half of the charts and receipts to train on are drawn small, for they are dear
 _ALL_BY_KIND = {
     "tallest": ("bar-order", "bar-order", "bar-labels"),
@@ -117,7 +119,12 @@ def _everything(kind: str, scene: Scene, rng: Random) -> Question | None:
 
 
 def _about_nothing(setting: Setting, rng: Random) -> Turn:
-    """Any question about one picture, put to blank paper; in training also to a picture that got lost on its way."""
+    """Any question about one picture, put to blank paper; in training also to a picture that got lost on its way.
+
+    Or to letters whose grid the tower is told wrongly.
+    """
+    if setting.training and rng.random() < _WRONG_GRIDS:
+        return _about_a_wrong_grid(setting, rng)
     kind = rng.choice(VISUAL_KINDS)
     scene, question = invent(kind, rng, setting.longest)
     picture: Picture
@@ -126,3 +133,24 @@ def _about_nothing(setting: Setting, rng: Random) -> Turn:
     else:
         picture = draw_blank(rng, setting.largest)
     return Turn(with_picture(picture, setting.say(question, rng), setting, rng), "nothing", "blank")
+
+
+def _about_a_wrong_grid(setting: Setting, rng: Random) -> Turn:
+    """A question about a grid of letters whose tower is told other sides with as many cells: mostly swapped ones."""
+    while True:
+        kind = rng.choice(("grid-dense", "grid-loose"))
+        scene, question = invent(kind, rng, setting.longest)
+        picture = draw(scene, kind, rng, setting.largest)
+        width, height = processor_size(picture.image.size)
+        lines, columns = height // UNIT, width // UNIT
+        cells = lines * columns
+        others = [
+            (side, cells // side)
+            for side in range(1, cells + 1)
+            if cells % side == 0 and (side, cells // side) != (lines, columns)
+        ]
+        if (columns, lines) in others and rng.random() < 0.6:
+            others = [(columns, lines)]
+        if others:
+            picture = replace(picture, told=rng.choice(others))
+            return Turn(with_picture(picture, setting.say(question, rng), setting, rng), "nothing", "blank")
