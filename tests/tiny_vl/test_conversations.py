@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Callable, Iterable, Set
 from itertools import pairwise
 from random import Random
 
@@ -10,12 +10,25 @@ import pytest
 
 from tools.tiny_vl.conversations import draw_sample
 from tools.tiny_vl.families import KINDS
-from tools.tiny_vl.phrasebook import BOOK
+from tools.tiny_vl.phrasebook import BOOK, HURRIED, say, usual_phrasings
+from tools.tiny_vl.phrases_noise import roughen
 from tools.tiny_vl.question import Question, leaks
 from tools.tiny_vl.questions import VISUAL_KINDS, ask, invent
 from tools.tiny_vl.questions_figures import FIGURE_KINDS, figure_kinds, invent_figures
 from tools.tiny_vl.questions_pages import CHART_KINDS, RECEIPT_KINDS
-from tools.tiny_vl.scenes import COLOURS, SHAPES, BarChart, Figure, Figures, LetterGrid, Receipt, Sample, Sign
+from tools.tiny_vl.scenes import (
+    COLOURS,
+    SHAPES,
+    BarChart,
+    Figure,
+    Figures,
+    LetterGrid,
+    Picture,
+    Receipt,
+    Sample,
+    Scene,
+    Sign,
+)
 from tools.tiny_vl.texts import near_miss, readable_text
 from tools.tiny_vl.words import vocabulary
 
@@ -216,7 +229,7 @@ def test_all_pictures_are_told_in_order() -> None:
 
 
 def test_late_questions_come_without_a_picture() -> None:
-    for kind in ("earlier-turn", "chat-again", "chat-switch"):
+    for kind in ("earlier-turn", "chat-again", "chat-switch", "chat-memory"):
         for sample in drawn(kind, 12):
             assert all(isinstance(part, str) for part in sample.turns[-1].parts)
             assert sample.pictures
@@ -234,20 +247,117 @@ def test_later_questions_are_not_answered_by_earlier_ones() -> None:
 
 @pytest.mark.parametrize("topic", sorted(BOOK))
 def test_enough_phrasings_and_none_both_trained_and_held_out(topic: str) -> None:
-    trained, held_out = (set(BOOK[topic].phrasings(held_out)) for held_out in (False, True))
-    assert len(trained) >= (1 if topic == "fact" else 9)
+    trained = {phrase for phrase in usual_phrasings(topic)}
+    held_out = [phrase for pattern in BOOK[topic].held_out for phrase in pattern.phrasings()]
+    assert len(trained) >= (25 if topic == "remark" else 50)
     assert held_out
-    assert not trained & held_out
-    assert all(re.fullmatch(r"(\{\w+\}|[^{}()|@~])+", phrase) for phrase in trained | held_out)
+    assert not [phrase for phrase in held_out if any(pattern.has(phrase) for pattern in BOOK[topic].trained)]
+    assert all(re.fullmatch(r"(\{\w+\}|[^{}()|@~])+", phrase) for phrase in (*trained, *held_out))
+
+
+def test_phrasings_kept_from_training_hold_no_word_that_training_does_not() -> None:
+    known = words_in(phrase for topic in BOOK for phrase in usual_phrasings(topic))
+    for topic, phrasings in BOOK.items():
+        unseen = words_in(phrase for pattern in phrasings.held_out for phrase in pattern.phrasings()) - known
+        assert not unseen, f"{topic}: {unseen}"
+
+
+def words_in(phrases: Iterable[str]) -> set[str]:
+    return {word.lower() for phrase in phrases for word in re.findall(r"[A-Za-z]+", re.sub(r"\{\w+\}", "", phrase))}
+
+
+def test_every_trained_phrasing_is_one_of_its_patterns() -> None:
+    for topic in sorted(BOOK):
+        for phrase in usual_phrasings(topic)[:20]:
+            assert any(pattern.has(phrase) for pattern in BOOK[topic].trained), phrase
+
+
+def test_hurried_phrasings_keep_what_they_quote() -> None:
+    rng = Random(12)
+    changed = 0
+    for topic in sorted(BOOK):
+        for phrase in usual_phrasings(topic)[:60]:
+            rough = roughen(phrase, topic, rng)
+            assert Counter(re.findall(r"\{\w+\}", rough)) == Counter(re.findall(r"\{\w+\}", phrase))
+            changed += rough != phrase
+            if topic in ("echo", "remember", "my-name") and phrase.rstrip('.?!"').endswith("{a}"):
+                assert rough.rstrip('.?!"').endswith("{a}")
+    assert changed > 2000
+    told = [say("total", rng, None, HURRIED) for _ in range(300)]
+    assert all(text and "{" not in text for text in told)
 
 
 @pytest.mark.parametrize("kind", sorted({*VISUAL_KINDS} - {"read-words", "read-small", "read-look-alike"}))
 def test_each_question_can_be_put_to_a_named_picture_in_any_wording(kind: str) -> None:
     rng = Random(kind)
     for _ in range(10):
-        topic = BOOK[invent(kind, rng)[1].topic].naming_the_picture()
-        assert topic.trained
-        assert topic.held_out
+        topic = BOOK[invent(kind, rng)[1].topic]
+        assert "{pic}" in topic.draw_naming_the_picture(rng)
+        assert any("{pic}" in pattern.text for pattern in topic.held_out)
+
+
+def test_what_was_told_beside_pictures_is_remembered() -> None:
+    for sample in drawn("chat-memory", 30):
+        told = next(place for place, turn in enumerate(sample.turns) if turn.kind == "memory")
+        assert told < len(sample.turns) - 1
+        assert sample.turns[-1].answer in "".join(map(str, sample.turns[told].parts))
+        assert sample.pictures
+
+
+def test_the_next_picture_gets_the_question_of_the_one_before() -> None:
+    for sample in drawn("chat-next", 60):
+        first, *others = sample.turns
+        answers = ANSWERS.get(first.kind, {turn.answer for turn in others})
+        assert {turn.answer for turn in others} <= answers
+        assert all(any(isinstance(part, Picture) for part in turn.parts) for turn in sample.turns)
+        for turn in sample.turns:
+            scene = next(part.scene for part in turn.parts if isinstance(part, Picture))
+            if isinstance(scene, Receipt):
+                assert turn.answer == f"{scene.total / 100:.2f}"
+            elif isinstance(scene, Sign):
+                assert turn.answer == scene.text
+            elif isinstance(scene, BarChart):
+                assert turn.answer == scene.labels[scene.heights.index(most(first.kind)(scene.heights))]
+
+
+def most(kind: str) -> Callable[[tuple[float, ...]], float]:
+    return max if kind == "tallest" else min
+
+
+def test_texts_differ_first_where_they_are_said_to() -> None:
+    for sample in drawn("differ", 60):
+        one, other = [picture.scene.text for picture in sample.pictures if isinstance(picture.scene, Sign)]
+        pair = next((a, b) for a, b in zip(one, other, strict=True) if a != b)
+        assert sample.turns[-1].answer == ", ".join(pair)
+
+
+def test_a_question_about_a_picture_that_nobody_sent_finds_nothing() -> None:
+    bare = [sample for sample in drawn("blank", 150) if not sample.pictures]
+    assert 3 < len(bare) < 40
+    assert all(re.search("image|picture|photo", words_of(sample)) for sample in bare)
+
+
+def test_a_lone_figure_is_counted_too_and_absent_ones_are_none() -> None:
+    answers = Counter(
+        (len(scene.figures) == 1, question.answer)
+        for kind in ("count-shape", "count-colour")
+        for scene, question in asked(kind, 300)
+    )
+    assert answers[True, "1"] > answers[True, "0"] > 0
+    assert answers[False, "0"] > 20
+
+
+def test_many_prices_are_small_and_a_few_are_large() -> None:
+    rng = Random(16)
+    cents = [item[1] for _ in range(300) for item in receipt_of(invent("total", rng)[0]).items]
+    assert max(cents) <= 9999
+    assert sum(cent > 2000 for cent in cents) > 20
+    assert sum(cent < 2000 for cent in cents) > 0.8 * len(cents)
+
+
+def receipt_of(scene: Scene) -> Receipt:
+    assert isinstance(scene, Receipt)
+    return scene
 
 
 def test_figures_allow_the_kinds_they_promise() -> None:

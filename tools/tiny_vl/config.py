@@ -25,7 +25,7 @@ class Geometry:
     full_blocks: tuple[int, ...] = (1, 4)
     layers: int = 6
     text_mlp: int = 768
-    vocabulary: int = 1216
+    vocabulary: int = 1536
     mrope_section: tuple[int, int, int] = (8, 12, 12)
     rope_theta: float = 100.0
 
