@@ -91,16 +91,22 @@ def draw_sign(text: str, glyph_pixels: float, rng: Random, held_out: bool = Fals
 def _fitted(line: Line, glyph: float, longest: int) -> float:
     """The glyph height, less where the text would be longer than `longest`."""
     least = min(glyph, READABLE)
+    glyph = _coarse(glyph)
     while (over := max(line.extent(glyph)) / longest) > 1 and glyph > least:
-        glyph = max(least, glyph / over - 0.5)
+        glyph = max(least, _coarse(glyph / over - 0.5))
     if over * longest > LARGEST:
         raise ValueError(f"{line.text!r} does not fit into {LARGEST} pixels with capitals of {glyph:.1f}")
     return glyph
 
 
+def _coarse(glyph: float) -> float:
+    """Large glyphs in few sizes only: fonts are dear to load, and a pixel more or less teaches nothing there."""
+    return glyph if glyph < 30 else glyph // 2 * 2 if glyph < 50 else glyph // 4 * 4
+
+
 def _sized(line: Line, glyph: float, size: Size) -> tuple[Size, float]:
     """Size and capitals' height to draw with, so that glyphs have their height after the processor's resize."""
-    cap = glyph / processor_scale(size)[1]
+    cap = _coarse(glyph / processor_scale(size)[1])
     width, height = line.extent(cap)
     if width <= size[0] and height <= size[1]:
         return size, cap

@@ -27,7 +27,7 @@ MACROS = {
 }
 _BLANKS = re.compile(r" +([?.,:!]|(?= ))")
 _PUNCTUATION = re.compile(r"[^\w()|]")
-Piece = str | tuple["Pieces", ...]  # text, or alternatives
+Piece = str | tuple["str | Pieces", ...]  # text, or alternatives
 Pieces = tuple[Piece, ...]
 
 
@@ -42,7 +42,7 @@ class Pattern:
     def of(cls, text: str) -> Self:
         for macro in sorted(MACROS, key=len, reverse=True):
             text = text.replace(macro, MACROS[macro])
-        return cls(text, _parsed(iter(f"{text})"))[0])
+        return cls(text, (_parsed(iter(f"{text})")),))
 
     def draw(self, rng: Random) -> str:
         return _BLANKS.sub(r"\1", _drawn(self.pieces, rng)).strip()
@@ -57,15 +57,18 @@ class Pattern:
         return re.fullmatch(shape, phrase.replace(" ", "")) is not None
 
 
-def _parsed(characters: Iterator[str]) -> tuple[Pieces, ...]:
+def _parsed(characters: Iterator[str]) -> tuple[str | Pieces, ...]:
     """The alternatives up to the parenthesis that closes them."""
-    alternatives: list[Pieces] = []
+    alternatives: list[str | Pieces] = []
     pieces: list[Piece] = [""]
     for character in characters:
         if character == "(":
             pieces += [_parsed(characters), ""]
         elif character in "|)":
-            alternatives.append(tuple(piece for piece in pieces if piece))
+            kept = tuple(piece for piece in pieces if piece)
+            # Most alternatives are plain text, and drawing them shall cost nothing.
+            plain = [piece for piece in kept if isinstance(piece, str)]
+            alternatives.append(kept if len(plain) < len(kept) else "".join(plain))
             pieces = [""]
             if character == ")":
                 break
@@ -75,13 +78,20 @@ def _parsed(characters: Iterator[str]) -> tuple[Pieces, ...]:
 
 
 def _drawn(pieces: Pieces, rng: Random) -> str:
-    return "".join(
-        piece if isinstance(piece, str) else _drawn(piece[int(rng.random() * len(piece))], rng) for piece in pieces
-    )
+    text = ""
+    for piece in pieces:
+        chosen = piece if isinstance(piece, str) else piece[int(rng.random() * len(piece))]
+        text += chosen if isinstance(chosen, str) else _drawn(chosen, rng)
+    return text
 
 
 def _listed(pieces: Pieces) -> list[str]:
-    choices = [[piece] if isinstance(piece, str) else [p for part in piece for p in _listed(part)] for piece in pieces]
+    choices = [
+        [piece]
+        if isinstance(piece, str)
+        else [text for part in piece for text in ([part] if isinstance(part, str) else _listed(part))]
+        for piece in pieces
+    ]
     return ["".join(parts) for parts in product(*choices)]
 
 

@@ -14,7 +14,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "(Tell me|Say) what (you see|is in {pic}|{pic} shows).",
         "Describe {pic}.",
         "What@is there (in {pic}|)?",
-        *wanted("what is in {pic}", "what you see (in {pic}|)"),
+        *wanted("the content of {pic}", "the thing (shown|drawn|seen) in {pic}"),
         *wondered("what (is in {pic}|you see|{pic} shows|can be seen)"),
         "~What is to be seen in {pic}?",
         "~(Tell me|Say) what there is in {pic}.",

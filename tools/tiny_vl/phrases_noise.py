@@ -97,8 +97,9 @@ def _with_slip(phrase: str, rng: Random) -> str:
 
 
 def _with_filler(phrase: str, topic: str, rng: Random) -> str:
-    if topic in _OPEN_ENDED or rng.random() < 0.5:
-        return f"{rng.choice(_BEFORE)} {phrase}"
     mark = phrase[-1] if phrase[-1] in "?.!:" else ""
     body = phrase.removesuffix(mark) if mark else phrase
-    return phrase if body.endswith("}") and mark == ":" else body + rng.choice(_BEHIND) + mark
+    # What stands last may be quoted: nothing may look like a part of it.
+    if topic in _OPEN_ENDED or body[-1] in '}"' or rng.random() < 0.5:
+        return f"{rng.choice(_BEFORE)} {phrase}"
+    return body + rng.choice(_BEHIND) + mark

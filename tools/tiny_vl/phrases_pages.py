@@ -84,7 +84,8 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         f"@which {_CHARACTER} (sits|lies) (in|at) row {{r}}, column {{c}} @ofpic?",
         f"Which {_CHARACTER} (do|can) you see (in|at) row {{r}}, column {{c}}?",
         "Look at row {r} @ofpic. What is in column {c}?",
-        f"(Go to|Find|Take) (row {{r}}|the {{rth}} row) @ofpic. @which {_CHARACTER} is in (column {{c}}|the {{cth}} column)?",
+        f"(Go to|Find|Take) row {{r}} @ofpic. @which {_CHARACTER} is in column {{c}}?",
+        f"(Go to|Find|Take) the {{rth}} row @ofpic. @which {_CHARACTER} is in the {{cth}} column?",
         f"@which {_CHARACTER} does {{pic}} (have|show) (in|at) row {{r}}, column {{c}}?",
         *wanted(
             f"the {_CHARACTER} (in|at) row {{r}}, column {{c}} @ofpic",
@@ -96,7 +97,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
             f"(what|which {_CHARACTER}) is in the {{rth}} row and the {{cth}} column @ofpic",
         ),
         f"~@which {_CHARACTER} do you (see|find) in row {{r}} and column {{c}} of {{pic}}?",
-        "~Go to row {r} of {pic}. What@is in the {cth} column?",
+        "~Go down to row {r} of {pic} and over to column {c}. What is there?",
         "~What does {pic} have in the {rth} row at column {c}?",
         f"~Where row {{r}} and column {{c}} of {{pic}} meet, there is which {_CHARACTER}?",
     ),

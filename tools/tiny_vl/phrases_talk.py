@@ -129,7 +129,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "What should you (remember|not forget|keep in mind)?",
         f"Which {_WORD} should you remember?",
         f"Now (tell|give) me (the|my) {_WORD}.",
-        *wanted(f"(the|my) {_WORD}", "what I told you to remember"),
+        *wanted(f"(the|my) {_WORD}", f"the {_WORD} I (told|gave) you"),
         *wondered(f"what (the|my) {_WORD} (is|was)", "what I told you to remember"),
         "~Which word did I give you?",
         "~What did you keep in mind?",

@@ -37,7 +37,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "What does the (image|picture|photo) read?",
         "Read what is (written|printed) (in|on) {pic}.",
         "How does the text (in|on) {pic} read?",
-        *wanted("the (text|word|words|writing) (in|on) {pic}", "the text", "what {pic} says"),
+        *wanted("the (text|word|words|writing) (in|on) {pic}", "the text"),
         *wondered("what {pic} says", "what (is|stands) (written|printed) (in|on) {pic}", "what it says"),
         "~Which text can be seen in {pic}?",
         "~Transcribe (the text in|) {pic}.",
