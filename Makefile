@@ -56,7 +56,7 @@ bench-encoder:
 test-gpu:
 	$(PYTHON) -c 'import triptych.services' 2>/dev/null || \
 	  $(PYTHON) -m pip install -q --no-deps --no-build-isolation -e .
-	$(PYTHON) -m pytest -m gpu tests/gpu $(ARGS)
+	$(PYTHON) -m pytest -m gpu tests/gpu tests/tiny_vl/test_gpu.py $(ARGS)
 
 # No virtual environment here either. ARGS="--seconds 600" ends a leg after that long: the same command begins the next one
 # from what build/tiny-vl holds, until all steps are done and the model takes the embedded one's place.

@@ -169,22 +169,15 @@ def test_budgets_are_resolved_between_the_tower_and_the_memory(
 # One test for each gate
 
 
-def test_gate_a_leaves_items_over_the_number_for_the_next_batch(
-    card: ModelCard, tower: VisionTower, prepare: Preparer
+@pytest.mark.parametrize(
+    "settings",
+    [EncoderSettings(max_items_per_batch=2), EncoderSettings(max_encoder_tokens_per_batch=40)],
+    ids=["gate A: items", "gate B: tokens, two items of 16"],
+)
+def test_items_over_a_batch_budget_are_left_for_the_next_batch(
+    card: ModelCard, tower: VisionTower, prepare: Preparer, settings: EncoderSettings
 ) -> None:
-    front, settings = Front(tower), EncoderSettings(max_items_per_batch=2)
-    gate = Gate(front)
-    with running(card, gate, prepare, settings=settings) as rig:
-        wishes = [rig.wish(picture(seed)) for seed in range(6)]
-        gate.open.set()
-        assert all(wish.ref for wish in wishes)
-        assert max(len(batch) for batch in front.batches) <= 2
-
-
-def test_gate_b_leaves_items_over_the_tokens_for_the_next_batch(
-    card: ModelCard, tower: VisionTower, prepare: Preparer
-) -> None:
-    front, settings = Front(tower), EncoderSettings(max_encoder_tokens_per_batch=40)  # two of 16
+    front = Front(tower)
     gate = Gate(front)
     with running(card, gate, prepare, settings=settings) as rig:
         wishes = [rig.wish(picture(seed)) for seed in range(6)]
