@@ -7,9 +7,10 @@ import pytest
 
 from tools.tiny_vl.album_scenes import pair_of_signs
 from tools.tiny_vl.conversations import draw_training_sample
+from tools.tiny_vl.draw import processor_size
 from tools.tiny_vl.families import FAMILIES, KINDS
 from tools.tiny_vl.questions_pages import invent_chart
-from tools.tiny_vl.scenes import Sign
+from tools.tiny_vl.scenes import LetterGrid, Picture, Sign
 from tools.tiny_vl.setting import Setting, training_setting
 
 
@@ -27,7 +28,7 @@ def test_unlike_texts_are_near_misses_in_no_more_than_half_of_the_cases() -> Non
         for one, two in pairs
     )
     assert all(one != two for one, two in pairs)
-    assert 80 < near < 200
+    assert 100 < near < 210
 
 
 def test_training_starts_easy_and_ends_with_every_kind() -> None:
@@ -75,3 +76,21 @@ def test_a_chart_to_begin_with_has_few_bars_far_apart() -> None:
     for heights in (sorted(invent_chart(rng, easy=True).heights) for _ in range(100)):
         assert len(heights) <= 3
         assert all(upper - lower >= 0.29 for lower, upper in pairwise(heights))
+
+
+def test_in_training_a_grid_that_the_tower_is_told_wrongly_shows_nothing() -> None:
+    rng = Random(9)
+    met = 0
+    for _ in range(3000):
+        sample = draw_training_sample(rng, 0.9)
+        for turn in sample.turns:
+            for picture in (part for part in turn.parts if isinstance(part, Picture) and part.told):
+                met += 1
+                width, height = processor_size(picture.image.size)
+                assert picture.told is not None
+                lines, columns = picture.told
+                assert lines * columns == width // 28 * (height // 28)
+                assert (lines, columns) != (height // 28, width // 28)
+                assert isinstance(picture.scene, LetterGrid)
+                assert turn.answer == "nothing"
+    assert 20 < met < 90

@@ -1,5 +1,6 @@
 """The packed network against transformers' module with the same weights."""
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -95,6 +96,28 @@ def test_hidden_states_equal_those_of_transformers(
             types = (ids == IMAGE_PAD).int()
             theirs = model(input_ids=ids, mm_token_type_ids=types, attention_mask=torch.ones_like(ids), **seen).logits
             assert (theirs[0] - logits[start:end]).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("told", [(6, 4), (2, 12), (24, 1)])
+def test_a_tower_that_is_told_a_wrong_grid_equals_that_of_transformers(
+    folder: Path, parameters: Parameters, tokenizer: Tokenizer, told: tuple[int, int]
+) -> None:
+    right = sample(Random(5), [(168, 112)])
+    picture, text, question = right.turns[0].parts
+    assert isinstance(picture, Picture)
+    turn = replace(right.turns[0], parts=(replace(picture, told=told), text, question))
+    batch = packed(tokenizer, [Sample((turn,))]).tensors()
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    seen = AutoProcessor.from_pretrained(folder).image_processor(images=[picture.image], return_tensors="pt")
+    with torch.no_grad():
+        ours = network().rows(parameters.leaves, batch)[:24]
+        grid = torch.tensor([[1, 2 * told[0], 2 * told[1]]])
+        theirs = model.model.visual(seen["pixel_values"], grid_thw=grid).pooler_output
+    order = batch["row_slot"][:24].argsort()
+    assert (ours[order] - theirs).abs().max() <= 1e-4
+    # The language model is told the right one.
+    at = batch["token_at"][1:, batch["row_slot"][:24][order].long()]
+    assert (at - at[:, :1]).t().tolist() == [[line, column] for line in range(4) for column in range(6)]
 
 
 def test_the_loss_is_the_mean_over_labels_and_knows_the_likeliest(

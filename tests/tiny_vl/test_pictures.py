@@ -10,11 +10,22 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-from tools.tiny_vl import draw
-from tools.tiny_vl.draw_paper import luminance, pick_inks, processor_size
+from tools.tiny_vl import draw, questions
+from tools.tiny_vl.draw_paper import contrasting, luminance, pick_inks, processor_size
 from tools.tiny_vl.draw_text import Line
 from tools.tiny_vl.fonts import FACES, HELD_OUT, Face
-from tools.tiny_vl.scenes import COLOURS, LOOK_ALIKE, SHAPES, UNAMBIGUOUS, BarChart, LetterGrid, Picture, Receipt
+from tools.tiny_vl.questions import invent
+from tools.tiny_vl.scenes import (
+    COLOURS,
+    LOOK_ALIKE,
+    SHAPES,
+    UNAMBIGUOUS,
+    BarChart,
+    LetterGrid,
+    Picture,
+    Receipt,
+    Sign,
+)
 from tools.tiny_vl.sheet import make_sheet
 
 LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ23456789"
@@ -155,6 +166,32 @@ def test_no_held_out_face_is_trained_on() -> None:
 def test_a_missing_package_is_named() -> None:
     with pytest.raises(ModuleNotFoundError, match="pip install font-nowhere"):
         Face("Nowhere", "none", "font_nowhere", "files", "Nowhere.ttf").path()
+
+
+def test_labels_under_bars_do_not_touch() -> None:
+    rng = Random(13)
+    for kind in ("tallest", "shortest") * 150:
+        scene, _ = invent(kind, rng)
+        assert isinstance(scene, BarChart)
+        face = rng.choice(FACES)
+        picture = draw.draw_bar_chart(scene, rng, largest=112)
+        assert picture.glyph_pixels is not None
+        assert picture.glyph_pixels >= 11
+        widths = [face.sized(12).getlength(label) for label in scene.labels]
+        assert len(widths) * (max(widths) + 7) + 8 <= 448
+
+
+def test_buttons_leave_their_text_legible() -> None:
+    rng = Random(14)
+    for _ in range(300):
+        ink = pick_inks(rng).ink
+        assert abs(luminance(contrasting(ink, rng)) - luminance(ink)) > 70
+
+
+def test_a_few_letters_may_fill_a_large_picture() -> None:
+    rng = Random(15)
+    heights = [questions.draw(Sign("AB"), "read", rng, 448).glyph_pixels or 0 for _ in range(400)]
+    assert max(heights) > 90
 
 
 def test_figures_show_their_colours_at_their_places() -> None:

@@ -11,7 +11,7 @@ from tools.tiny_vl.setting import Setting
 from tools.tiny_vl.texts import near_miss, readable_text, unambiguous_string
 
 NEAR = 0.3  # share of other pictures that differ from the one asked for in one thing only
-_NEAR_TWINS = 0.45  # the same of unlike texts that are compared
+_NEAR_TWINS = 0.5  # the same of unlike texts that are compared
 
 
 def with_short_texts(setting: Setting, longest: int) -> Setting:

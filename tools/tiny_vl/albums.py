@@ -24,7 +24,9 @@ from tools.tiny_vl.questions_figures import FIGURE_KINDS, single_figure
 from tools.tiny_vl.questions_pages import listing
 from tools.tiny_vl.scenes import Figures, Picture, Scene, Sign, Turn
 from tools.tiny_vl.setting import Setting
+from tools.tiny_vl.texts import near_miss
 
+_NEAR_TEXTS = 0.45  # share of other signs that differ from the one asked for in one character only
 _READ_FIRST = 0.3  # in training, of questions that compare pictures: those that come after turns that read them
 Asked = tuple[Question, str | None]  # and what the phrasing must call the picture
 
@@ -94,7 +96,8 @@ def _which(kind: str, rng: Random, setting: Setting) -> Album:
     if easy:
         setting = with_short_texts(setting, 4)
     subject = quotable_sign(rng, setting) if kind == "which-says" else single_figure(rng)
-    scenes, _ = around(subject, rng, setting, _count(rng, setting, easy), 0.0 if easy else NEAR)
+    near = 0.0 if easy else _NEAR_TEXTS if kind == "which-says" else NEAR
+    scenes, _ = around(subject, rng, setting, _count(rng, setting, easy), near)
     if not _asked_once(subject, scenes):
         return _which(kind, rng, setting)
 
@@ -192,6 +195,19 @@ def _listed(scenes: list[Scene]) -> Question | None:
     return listing(kind, kind, answers)
 
 
+def _differ(kind: str, rng: Random, setting: Setting) -> Album:
+    """In which characters two texts differ first: that of the first text, that of the second."""
+    one = sign(rng, with_short_texts(setting, 8))
+    other = near_miss(one.text, rng)
+    if rng.random() < 0.2 and len(one.text) > 2:
+        other = near_miss(other, rng)
+        if other == one.text:
+            return _differ(kind, rng, setting)
+    letters = next(pair for pair in zip(one.text, other, strict=True) if pair[0] != pair[1])
+    question = Question(kind, kind, ", ".join(letters))
+    return Album([one, Sign(other)], lambda rng: (question, None))
+
+
 def _how_many(kind: str, rng: Random, setting: Setting) -> Album:
     scenes = [anything(rng, setting) for _ in range(rng.randint(1, 6))]
     return Album(scenes, lambda rng: (Question(kind, kind, str(len(scenes))), None))
@@ -208,6 +224,7 @@ _ALBUM_BY_KIND: dict[str, Callable[[str, Random, Setting], Album]] = {
     "same-shape": _same,
     "same-colour": _same,
     "how-many-images": _how_many,
+    "differ": _differ,
     "all-say": _all,
     "all-show": _all,
 }

@@ -25,7 +25,7 @@ class Geometry:
     full_blocks: tuple[int, ...] = (1, 4)
     layers: int = 6
     text_mlp: int = 768
-    vocabulary: int = 1216
+    vocabulary: int = 1536
     mrope_section: tuple[int, int, int] = (8, 12, 12)
     rope_theta: float = 100.0
 
@@ -54,7 +54,7 @@ class Recipe:
     """
 
     seed: int = 1
-    steps: int = 26_500
+    steps: int = 27_000
     echo: int = 4
     echo_window: int = 64
     muon_rate: float = 3.9e-3

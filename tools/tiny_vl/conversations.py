@@ -6,10 +6,12 @@ from itertools import accumulate
 from random import Random
 
 from tools.tiny_vl.albums import ALBUM_KINDS, album_turns
-from tools.tiny_vl.chats import chat_turns, earlier_turns
-from tools.tiny_vl.draw import draw_blank
+from tools.tiny_vl.chats import CHATS
+from tools.tiny_vl.draw import draw_blank, processor_size
+from tools.tiny_vl.draw_paper import UNIT
 from tools.tiny_vl.families import EARLY_UNTIL, KINDS
 from tools.tiny_vl.layout import with_picture
+from tools.tiny_vl.phrasebook import seen_picture
 from tools.tiny_vl.question import Question
 from tools.tiny_vl.questions import VISUAL_KINDS, ask, draw, further_question, invent
 from tools.tiny_vl.questions_pages import CHART_KINDS, invent_chart
@@ -20,6 +22,8 @@ from tools.tiny_vl.setting import Setting, training_setting
 _VISUAL = frozenset(VISUAL_KINDS)
 # In training some questions come after one for all there is to see, from which they follow.
 _AFTER_ALL = 0.25
+_NO_PICTURE = 0.1  # share of the samples with nothing to see that ask about a picture which nobody sent
+_WRONG_GRIDS = 0.5  # of the others, in training
 _SMALL_PAGE = 112  # pixels; half of the charts and receipts to train on are drawn small, for they are dear
 _ALL_BY_KIND = {
     "tallest": ("bar-order", "bar-order", "bar-labels"),
@@ -59,13 +63,11 @@ def _turns(kind: str, setting: Setting, rng: Random) -> tuple[Turn, ...]:
         return _about_one_picture(kind, setting, rng)
     if kind in ALBUM_KINDS:
         return album_turns(kind, setting, rng)
-    if kind == "earlier-turn":
-        return earlier_turns(kind, setting, rng)
-    if KINDS[kind].family == "multi-turn":
-        return chat_turns(kind, setting, rng)
+    if kind in CHATS:
+        return CHATS[kind](kind, setting, rng)
     if kind == "blank":
         return (_about_nothing(setting, rng),)
-    return text_turns(kind, rng, setting.held_out_phrasing)
+    return text_turns(kind, rng, setting.wording)
 
 
 def _about_one_picture(kind: str, setting: Setting, rng: Random) -> tuple[Turn, ...]:
@@ -82,7 +84,7 @@ def _about_one_picture(kind: str, setting: Setting, rng: Random) -> tuple[Turn, 
     opening = Turn(with_picture(picture, setting.say(first, rng), setting, rng), first.answer, first.kind)
     turns = [opening, *[Turn((setting.say(other, rng),), other.answer, other.kind) for other in others]]
     if setting.training and rng.random() < 0.05:
-        turns.insert(0, small_talk(rng))
+        turns.insert(0, small_talk(rng, setting.wording))
     return tuple(turns)
 
 
@@ -117,12 +119,40 @@ def _everything(kind: str, scene: Scene, rng: Random) -> Question | None:
 
 
 def _about_nothing(setting: Setting, rng: Random) -> Turn:
-    """Any question about one picture, put to blank paper; in training also to a picture that got lost on its way."""
+    """Any question about one picture, put to blank paper or with no picture at all.
+
+    In training also to a picture that got lost on its way, or to letters whose grid the tower is told wrongly.
+    """
     kind = rng.choice(VISUAL_KINDS)
     scene, question = invent(kind, rng, setting.longest)
+    if rng.random() < _NO_PICTURE:
+        return Turn((setting.say(question, rng, seen_picture(rng)),), "nothing", "blank")
+    if setting.training and rng.random() < _WRONG_GRIDS:
+        return _about_a_wrong_grid(setting, rng)
     picture: Picture
     if setting.training and rng.random() < 0.6:
         picture = replace(draw(scene, kind, rng, setting.largest), lost=True)
     else:
         picture = draw_blank(rng, setting.largest)
     return Turn(with_picture(picture, setting.say(question, rng), setting, rng), "nothing", "blank")
+
+
+def _about_a_wrong_grid(setting: Setting, rng: Random) -> Turn:
+    """A question about a grid of letters whose tower is told other sides with as many cells: mostly swapped ones."""
+    while True:
+        kind = rng.choice(("grid-dense", "grid-loose"))
+        scene, question = invent(kind, rng, setting.longest)
+        picture = draw(scene, kind, rng, setting.largest)
+        width, height = processor_size(picture.image.size)
+        lines, columns = height // UNIT, width // UNIT
+        cells = lines * columns
+        others = [
+            (side, cells // side)
+            for side in range(1, cells + 1)
+            if cells % side == 0 and (side, cells // side) != (lines, columns)
+        ]
+        if (columns, lines) in others and rng.random() < 0.6:
+            others = [(columns, lines)]
+        if others:
+            picture = replace(picture, told=rng.choice(others))
+            return Turn(with_picture(picture, setting.say(question, rng), setting, rng), "nothing", "blank")

@@ -50,6 +50,13 @@ def pick_inks(rng: Random) -> Inks:
             return inks
 
 
+def contrasting(ink: Colour, rng: Random) -> Colour:
+    """A colour on which the ink can be read."""
+    while abs(luminance(colour := _any_colour(rng)) - luminance(ink)) <= LEAST_GAP:
+        pass
+    return colour
+
+
 def _any_colour(rng: Random) -> Colour:
     draw = rng.random()
     if draw < 0.3:

@@ -20,7 +20,7 @@ from tools.tiny_vl.draw_paper import (
 from tools.tiny_vl.fonts import Face, pick_face
 from tools.tiny_vl.scenes import BarChart, Picture, Receipt
 
-LEAST_CAP = 12.0  # pixels after the processor's resize
+LEAST_CAP, LEAST_PRINT = 12.0, 10.0  # pixels after the processor's resize: of charts, of receipts
 
 
 def draw_bar_chart(chart: BarChart, rng: Random, held_out: bool = False, largest: int = LARGEST) -> Picture:
@@ -85,12 +85,12 @@ def draw_receipt(receipt: Receipt, rng: Random, held_out: bool = False, largest:
     rows = [(name, price(cents)) for name, cents in receipt.items]
     rows.append(("TOTAL" if rng.random() < 0.75 else "Total", price(receipt.total)))
     heading = rng.choice(("SHOP", "CAFE", "MARKET", "STORE", "RECEIPT")) if rng.random() < 0.2 else None
-    face, cap = pick_face(rng, held_out), rng.uniform(LEAST_CAP, 20)
+    face, cap = pick_face(rng, held_out), rng.uniform(LEAST_PRINT, 20)
     gap, leading = rng.uniform(1, 3), rng.uniform(1.6, 2.2)
     lines = len(rows) + (heading is not None)
     longest = min(336, pick_longest(rng, largest) + 28)
-    while (content := _extent(rows, face, cap, gap, lines * leading))[0] > longest and cap > LEAST_CAP:
-        cap = max(LEAST_CAP, cap - 1)
+    while (content := _extent(rows, face, cap, gap, lines * leading))[0] > longest and cap > LEAST_PRINT:
+        cap = max(LEAST_PRINT, cap - 1)
     size = pick_size(content, rng, longest)
     enlarged = cap / processor_scale(size)[1]
     needed = _extent(rows, face, enlarged, gap, lines * leading)

@@ -43,7 +43,7 @@ _BOUND_BY_FAMILY: dict[str, float | None] = {
 # reading and binding; later the kinds that learn slowly, because a yes, a label or an ordinal tells little about why it
 # was right. Questions about figures get most of their training from second and third turns, so their shares look small.
 _WEIGHTS: dict[str, dict[str, tuple[float, float]]] = {
-    "reading": {"read": (0.086, 0.048), "read-words": (0.054, 0.046)},
+    "reading": {"read": (0.079, 0.044), "read-words": (0.054, 0.046)},
     "reading-small": {"read-small": (0.052, 0.029)},
     "reading-look-alike": {"read-look-alike": (0.046, 0.025)},
     "shapes": {
@@ -60,8 +60,8 @@ _WEIGHTS: dict[str, dict[str, tuple[float, float]]] = {
         "below": (0.010, 0.007),
         "between": (0.012, 0.010),
         "edge": (0.010, 0.008),
-        "is-where": (0.016, 0.032),
-        "exists": (0.015, 0.020),
+        "is-where": (0.016, 0.024),
+        "exists": (0.015, 0.016),
     },
     "binding": {"colour-of-shape": (0.032, 0.020), "shape-of-colour": (0.032, 0.020)},
     "multi-image": {
@@ -69,27 +69,32 @@ _WEIGHTS: dict[str, dict[str, tuple[float, float]]] = {
         "nth-shows": (0.015, 0.010),
         "nth-asks": (0.016, 0.028),
         "first-last": (0.013, 0.009),
-        "same-text": (0.022, 0.040),
-        "same-shape": (0.012, 0.025),
-        "same-colour": (0.012, 0.025),
+        "same-text": (0.022, 0.052),
+        "same-shape": (0.012, 0.020),
+        "same-colour": (0.012, 0.019),
         "how-many-images": (0.005, 0.004),
         "earlier-turn": (0.014, 0.013),
     },
-    "which-image": {"which-says": (0.042, 0.056), "which-shows": (0.036, 0.036)},
+    "which-image": {"which-says": (0.042, 0.058), "which-shows": (0.036, 0.036)},
     "letter-grid": {"grid-dense": (0.038, 0.028), "grid-loose": (0.038, 0.028)},
-    "chart": {"tallest": (0.022, 0.040), "shortest": (0.022, 0.040)},
+    "chart": {"tallest": (0.022, 0.030), "shortest": (0.022, 0.030)},
     "receipt": {"total": (0.024, 0.016), "price-of": (0.028, 0.046)},
     "text-only": {
         "echo": (0.012, 0.008),
         "arithmetic": (0.010, 0.010),
         "sequence": (0.006, 0.005),
         "facts": (0.005, 0.005),
-        "greeting": (0.002, 0.002),
-        "memory": (0.004, 0.004),
+        "greeting": (0.003, 0.004),
+        "memory": (0.004, 0.006),
         "who-are-you": (0.002, 0.002),
     },
-    "multi-turn": {"chat-again": (0.013, 0.023), "chat-switch": (0.013, 0.023)},
-    "blank": {"blank": (0.015, 0.015)},
+    "multi-turn": {
+        "chat-again": (0.009, 0.017),
+        "chat-switch": (0.009, 0.017),
+        "chat-memory": (0.004, 0.006),
+        "chat-next": (0.006, 0.010),
+    },
+    "blank": {"blank": (0.015, 0.030)},
     # Answers that list all there is to see: they teach what the short answers of other kinds rest on.
     "extras": {
         "bar-labels": (0.005, 0.006),
@@ -99,6 +104,7 @@ _WEIGHTS: dict[str, dict[str, tuple[float, float]]] = {
         "prices": (0.004, 0.006),
         "all-say": (0.010, 0.011),
         "all-show": (0.007, 0.010),
+        "differ": (0.004, 0.010),
     },
 }
 EARLY_UNTIL = 0.25  # of the training: so long the early weights hold

@@ -70,10 +70,13 @@ class Grids:
 
     def tables(self, width: int, height: int) -> GridTables:
         """Of a picture of so many pixels, both multiples of 28."""
-        size = (height // (PATCH * MERGE), width // (PATCH * MERGE))
-        if size not in self._tables:
-            self._tables[size] = _make_tables(*size)
-        return self._tables[size]
+        return self.tables_of(height // (PATCH * MERGE), width // (PATCH * MERGE))
+
+    def tables_of(self, lines: int, columns: int) -> GridTables:
+        """Of so many lines and columns of merged cells."""
+        if (lines, columns) not in self._tables:
+            self._tables[lines, columns] = _make_tables(lines, columns)
+        return self._tables[lines, columns]
 
     def row_positions(self, lines: int, columns: int) -> Int32Array:
         """[3, lines * columns] M-RoPE time, line and column of rows in reading order, relative to the first one's."""
@@ -81,6 +84,21 @@ class Grids:
             line, column = np.indices((lines, columns)).reshape(2, -1)
             self._row_positions[lines, columns] = np.stack([np.zeros_like(line), line, column]).astype(np.int32)
         return self._row_positions[lines, columns]
+
+
+def retiled(pixels: Bytes, lines: int, columns: int) -> Bytes:
+    """The merged cells of [height, width, 3] pixels in their reading order, on other sides: what a wrong grid shows.
+
+    Raises ValueError if there are not as many cells.
+    """
+    cell = PATCH * MERGE
+    height, width = pixels.shape[0] // cell, pixels.shape[1] // cell
+    if lines * columns != height * width:
+        raise ValueError(f"{lines} x {columns} cells, expected as many as {height} x {width}")
+    cells = (
+        pixels.reshape(height, cell, width, cell, CHANNELS).swapaxes(1, 2).reshape(lines, columns, cell, cell, CHANNELS)
+    )
+    return np.ascontiguousarray(cells.swapaxes(1, 2).reshape(lines * cell, columns * cell, CHANNELS))
 
 
 def _places(picked: tuple[int, ...], count: int) -> Int32Array:

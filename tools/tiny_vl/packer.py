@@ -9,7 +9,7 @@ import torch
 
 from tools.tiny_vl.chat import ChatEncoder, Encoded
 from tools.tiny_vl.draw import resize_like_processor
-from tools.tiny_vl.grids import Bytes, Grids, GridTables, Int32Array
+from tools.tiny_vl.grids import Bytes, Grids, GridTables, Int32Array, retiled
 from tools.tiny_vl.packing import (
     LONGEST_IMAGE,
     LONGEST_SEQUENCE,
@@ -95,7 +95,10 @@ class Packer:
         tables = self._grids.tables(pixels.shape[1], pixels.shape[0])
         if tables.num_patches > LONGEST_IMAGE:
             raise SampleTooLong(f"a picture has {tables.num_patches} patches, expected at most {LONGEST_IMAGE}")
-        return _Prepared(picture, pixels, tables, picture.handed or tables.whole)
+        handed = picture.handed or tables.whole
+        if picture.told is not None:
+            pixels, tables = retiled(pixels, *picture.told), self._grids.tables_of(*picture.told)
+        return _Prepared(picture, pixels, tables, handed)
 
     def _has_room(self, pictures: Sequence[_Prepared], encoded: Encoded) -> bool:
         caps = self._caps

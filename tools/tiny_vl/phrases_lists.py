@@ -1,5 +1,7 @@
 """Questions for all that a chart, a receipt or several pictures hold, for whatever a sign shows, and idle remarks."""
 
+from tools.tiny_vl.phrases_frames import wanted, wondered
+
 PATTERNS: dict[str, tuple[str, ...]] = {
     "see": (
         "What is in {pic}?",
@@ -12,6 +14,8 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "(Tell me|Say) what (you see|is in {pic}|{pic} shows).",
         "Describe {pic}.",
         "What@is there (in {pic}|)?",
+        *wanted("the content of {pic}", "the thing (shown|drawn|seen) in {pic}"),
+        *wondered("what (is in {pic}|you see|{pic} shows|can be seen)"),
         "~What is to be seen in {pic}?",
         "~(Tell me|Say) what there is in {pic}.",
     ),
@@ -26,8 +30,11 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "(Which|What) bars does {pic} (show|have)?",
         "(Tell me|Say) the labels of the bars (in {pic}|).",
         "What is written under the bars (in {pic}|)?",
+        "Labels (of {pic}|)?",
+        *wanted("(all|) the labels (in {pic}|of the bars|)"),
+        *wondered("(which|what) labels the bars (in {pic}|) have"),
         "~What do the labels in {pic} say?",
-        "~Which names do the bars of {pic} have?",
+        "~What are the bars in {pic} called?",
     ),
     "bars-rising": (
         "List the bars from (shortest|lowest|smallest) to (tallest|highest|largest).",
@@ -39,7 +46,9 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "Which bars do you see (in {pic}|), from (shortest|lowest) to (tallest|highest)?",
         "From (shortest|lowest) to (tallest|highest), which bars are there (in {pic}|)?",
         "(Tell me|Say) the bars (in {pic}|) from (shortest|smallest) to (tallest|largest).",
-        "~Sort {pic} by height, beginning with the shortest bar.",
+        *wanted("the (bars|labels) (in {pic}|) from (shortest|lowest|smallest) to (tallest|highest|largest)"),
+        *wondered("which bars are there (in {pic}|), from (shortest|lowest|smallest) to (tallest|highest|largest)"),
+        "~Sort {pic} by height, the shortest bar first.",
         "~Which bars does {pic} have, the smallest first?",
     ),
     "count-bars": (
@@ -52,6 +61,9 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "(Tell me|Say) how many bars (there are|you see|{pic} has).",
         "Number of bars?",
         "(Can|Could) you count the bars (in {pic}|)?",
+        "How many bars?",
+        *wanted("the number of bars (in {pic}|)"),
+        *wondered("how many bars (there are|{pic} has|you see)"),
         "~What number of bars is in {pic}?",
         "~How many labelled bars has {pic}?",
     ),
@@ -65,8 +77,11 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "(Tell me|Say) (what was bought|which items are on {pic}).",
         "What (things|items) does {pic} list?",
         "What are the items (on {pic}|)?",
+        "Items (on {pic}|)?",
+        *wanted("(all|) the (items|things) (on {pic}|)"),
+        *wondered("what (was bought|was sold|is listed) (on {pic}|)", "which items are on {pic}"),
         "~What is on the list in {pic}?",
-        "~Which things were paid for on {pic}?",
+        "~Which things did we pay for on {pic}?",
     ),
     "prices": (
         "(List|Name|Read|Give) (the|all|all the) items (on {pic}|) (with|and) their prices.",
@@ -78,8 +93,11 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "(Which|What) price does each item (on {pic}|) have?",
         "(Tell me|Say) what each (item|thing) (on {pic}|) costs.",
         "(Tell me|Say) the items and their prices.",
+        "(Items and prices|All prices with their items), please.",
+        *wanted("(all|) the items and (their|) prices (on {pic}|)"),
+        *wondered("what each (item|thing) (on {pic}|) costs"),
         "~Item by item, what are the prices on {pic}?",
-        "~What do the single things on {pic} cost?",
+        "~What do all the things on {pic} cost, one by one?",
     ),
     "all-say": (
         "What do {pics} say?",
@@ -93,6 +111,8 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "What can you read in {pics}?",
         "What are the texts (in {pics}|)?",
         "What does each (one|@noun|of them) say?",
+        *wanted("the texts (in|of) {pics}", "the text of each @noun"),
+        *wondered("what {pics} say", "what each @noun says"),
         "~What are the words on {pics}?",
         "~Tell me the text of each of {pics}.",
     ),
@@ -108,6 +128,8 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "What (do|can) you see in {pics}?",
         "(Which|What) @shapes do {pics} (show|contain)?",
         "What does each (one|@noun|of them) show?",
+        *wanted("the @shapes (in|of) {pics}", "the @shape in each @noun"),
+        *wondered("what {pics} show", "which @shapes are in {pics}"),
         "~What is drawn in {pics}?",
         "~Tell me the @shape in each of {pics}.",
     ),
@@ -125,7 +147,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
         "It is (late|dark here|a game).",
         "We are on a trip.",
         "~I got this from a neighbour.",
-        "~My eyes are tired.",
+        "~I can not read it well.",
     ),
 }
 PATTERNS["bars-falling"] = tuple(

@@ -10,6 +10,8 @@ from tools.tiny_vl.scenes import BarChart, Figures, LetterGrid, Picture, Receipt
 
 VISUAL_KINDS = tuple(sorted(FIGURE_KINDS | PAGE_KINDS))
 _TRIES = 40
+_FEW, _LARGE_FROM = 3, 224  # characters that may fill a picture, if its sides may be longer than that
+_LARGE_GLYPHS = (80.0, 100.0, 120.0, 140.0)  # of few sizes, for fonts are dear to load
 
 
 def invent(kind: str, rng: Random, longest: int = 10) -> tuple[Scene, Question]:
@@ -47,10 +49,12 @@ def further_question(asked: list[Question], scene: Scene, rng: Random) -> Questi
     return None
 
 
-def glyph_pixels(kind: str, rng: Random) -> float:
+def glyph_pixels(kind: str, text: str, largest: int, rng: Random) -> float:
     """Height of a sign's capitals: mostly near the least that the kind promises, for there lie the errors."""
     if kind == "read-small":
         return rng.uniform(10.0, 16.0)
+    if len(text) <= _FEW and largest > _LARGE_FROM and rng.random() < 0.1:
+        return rng.choice(_LARGE_GLYPHS)
     return 16.5 + 18 * rng.random() if rng.random() < 0.6 else 16.5 * (70 / 16.5) ** rng.random()
 
 
@@ -60,7 +64,7 @@ def draw(
     """A picture of the scene, longest side at most `largest`; with crop, perhaps of a cut dense grid: see its scene."""
     match scene:
         case Sign(text):
-            return draw_sign(text, glyph_pixels(kind, rng), rng, held_out_fonts, largest)
+            return draw_sign(text, glyph_pixels(kind, text, largest, rng), rng, held_out_fonts, largest)
         case Figures():
             return draw_figures(scene, rng, largest)
         case LetterGrid(dense=dense):

@@ -30,6 +30,8 @@ def _crowd(count: int, rng: Random) -> list[Name]:
 
 
 _ANY = ("row", "column", "scattered")
+_NONE, _FIRST = frozenset[int](), frozenset({0})
+_ABSENT = 0.15  # share of questions that count what is not there
 _SCENE_BY_KIND: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
     "name": ((1, 1), ("single",)),
     "shape-of": ((1, 1), ("single",)),
@@ -46,10 +48,11 @@ _SCENE_BY_KIND: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
     "colour-of-shape": ((2, 4), _ANY),
     "shape-of-colour": ((2, 4), _ANY),
     "count-all": ((1, 6), _ANY),
-    "count-shape": ((2, 6), _ANY),
-    "count-colour": ((2, 6), _ANY),
+    "count-shape": ((1, 6), _ANY),
+    "count-colour": ((1, 6), _ANY),
 }
 FIGURE_KINDS = frozenset(_SCENE_BY_KIND)
+_NEAREST = {"left-of": "next-left", "right-of": "next-right", "above": "next-above", "below": "next-below"}
 
 
 def invent_figures(kind: str, rng: Random) -> Figures:
@@ -73,7 +76,7 @@ def ask_figures(kind: str, figures: Figures, rng: Random) -> Question | None:
 def figure_kinds(figures: Figures) -> tuple[str, ...]:
     """Kinds worth trying on the scene; see ask_figures."""
     if figures.arrangement == "single":
-        return ("shape-of", "colour-of", "exists", "count-all", "name")
+        return ("shape-of", "colour-of", "exists", "count-all", "count-shape", "count-colour", "name")
     binding = ("colour-of-shape", "shape-of-colour")
     weighted = ("count-all", "count-shape", "count-colour", "exists", *binding, *binding)
     if figures.arrangement == "row":
@@ -107,11 +110,11 @@ def _everything(kind: str) -> Asker:
 
 
 def _shape_of(figures: Figures, rng: Random) -> Question:
-    return Question("shape-of", "shape-of", figures.figures[0].shape)
+    return Question("shape-of", "shape-of", figures.figures[0].shape, needs=_FIRST)
 
 
 def _colour_of(figures: Figures, rng: Random) -> Question:
-    return Question("colour-of", "colour-of", figures.figures[0].colour)
+    return Question("colour-of", "colour-of", figures.figures[0].colour, needs=_FIRST)
 
 
 def _count_all(figures: Figures, rng: Random) -> Question:
@@ -120,14 +123,20 @@ def _count_all(figures: Figures, rng: Random) -> Question:
 
 def _count_shape(figures: Figures, rng: Random) -> Question:
     present = [figure.shape for figure in figures.figures]
-    shape = rng.choice(SHAPES) if rng.random() < 0.12 else rng.choice(present)
-    return Question("count-shape", "count-shape", str(present.count(shape)), {"a": plural(shape)})
+    shape = rng.choice(SHAPES) if rng.random() < _ABSENT else rng.choice(present)
+    return _counted("count-shape", present, shape, plural(shape))
 
 
 def _count_colour(figures: Figures, rng: Random) -> Question:
     present = [figure.colour for figure in figures.figures]
-    colour = rng.choice(COLOURS) if rng.random() < 0.12 else rng.choice(present)
-    return Question("count-colour", "count-colour", str(present.count(colour)), {"a": colour})
+    colour = rng.choice(COLOURS) if rng.random() < _ABSENT else rng.choice(present)
+    return _counted("count-colour", present, colour, colour)
+
+
+def _counted(kind: str, present: list[str], wanted: str, called: str) -> Question:
+    count = present.count(wanted)
+    # Of a lone figure, the question that counts it names it.
+    return Question(kind, kind, str(count), {"a": called}, reveals=_FIRST if count == len(present) == 1 else _NONE)
 
 
 def _next_to(kind: str, step: int) -> Asker:
@@ -144,7 +153,10 @@ def _next_to(kind: str, step: int) -> Asker:
         reveals = {place + step} | ({place} if reference[1] else set())
         answer = figures.figures[place + step].name
         needs = frozenset({place + step})
-        return Question(kind, kind, answer, {"a": reference[0]}, needs, frozenset(reveals), orders=True)
+        # Further figures lie on that side too: the words may say that the nearest is meant.
+        beyond = place if step < 0 else len(figures.figures) - 1 - place
+        topic = _NEAREST[kind] if rng.random() < (0.5 if beyond > 1 else 0.1) else kind
+        return Question(kind, topic, answer, {"a": reference[0]}, needs, frozenset(reveals), orders=True)
 
     return ask
 

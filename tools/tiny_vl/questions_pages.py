@@ -3,11 +3,14 @@
 from collections.abc import Callable, Sequence
 from random import Random
 
-from tools.tiny_vl.phrasebook import NUMBERS, ORDINALS
+from tools.tiny_vl.phrasebook import NUMBERS, ORDINALS, SHORT_ORDINALS
 from tools.tiny_vl.question import Question
 from tools.tiny_vl.scenes import BarChart, LetterGrid, Receipt, Sign
 from tools.tiny_vl.texts import (
     CELL_CHARACTERS,
+    DAYS,
+    MONTHS,
+    any_case,
     look_alike_string,
     pronounceable,
     readable_text,
@@ -27,6 +30,14 @@ CHART_KINDS = frozenset(("tallest", "shortest", "bar-labels", "bar-order", "coun
 RECEIPT_KINDS = frozenset(("total", "price-of", "items", "prices"))
 PAGE_KINDS = frozenset((*TEXT_BY_KIND, "grid-dense", "grid-loose")) | CHART_KINDS | RECEIPT_KINDS
 LONGEST_LIST = 28  # characters of an answer that lists things: what clients allow a short answer, with room to spare
+_LABEL_ROWS = (  # as many of a row as there are bars
+    tuple(str(year) for year in range(2015, 2031)),
+    tuple(day[:3] for day in DAYS),
+    tuple(month[:3] for month in MONTHS),
+    tuple(month[:3].upper() for month in MONTHS),
+    ("Q1", "Q2", "Q3", "Q4", "Q5"),
+    tuple("ABCDEFGH"),
+)
 _GAP = 0.13  # between any two bars, as a share of the tallest
 
 
@@ -58,10 +69,7 @@ def _invent_grid(dense: bool, rng: Random) -> LetterGrid:
 def invent_chart(rng: Random, easy: bool = False) -> BarChart:
     """Two to five bars; an easy chart has two or three, of heights far apart."""
     count, gap = (rng.randint(2, 3), 0.3) if easy else (rng.randint(2, 5), _GAP)
-    labels: list[str] = []
-    while len(labels) < count:
-        if (label := _label(rng)) not in labels:
-            labels.append(label)
+    labels = _labels(count, rng)
     spare = 0.85 - gap * (count - 1)
     drops = sorted(rng.uniform(0, spare) for _ in range(count - 1))
     heights = [1.0] + [1.0 - drop - gap * (place + 1) for place, drop in enumerate(drops)]
@@ -69,13 +77,32 @@ def invent_chart(rng: Random, easy: bool = False) -> BarChart:
     return BarChart(tuple(labels), tuple(heights))
 
 
-def _label(rng: Random) -> str:
+def _labels(count: int, rng: Random) -> list[str]:
+    """Different labels: of one sort, as charts have them, or of any."""
     sort = rng.random()
-    if sort < 0.35:
+    if sort < 0.25:
+        row = rng.choice(_LABEL_ROWS)
+        start = rng.randrange(len(row) - count + 1)
+        return list(row[start : start + count]) if rng.random() < 0.6 else rng.sample(row, count)
+    labels: list[str] = []
+    longest = 6 if count < 4 else 5
+    while len(labels) < count:
+        if (label := _label(longest, rng)) not in labels:
+            labels.append(label)
+    return labels
+
+
+def _label(longest: int, rng: Random) -> str:
+    sort = rng.random()
+    if sort < 0.3:
         return rng.choice(CELL_CHARACTERS)
-    if sort < 0.65:
+    if sort < 0.5:
         return rng.choice(readable_words(5))
-    if sort < 0.8:
+    if sort < 0.65:
+        return any_case(rng.choice(short_words(longest)), rng)
+    if sort < 0.75:
+        return str(rng.randint(2, 99) if rng.random() < 0.5 else rng.randint(1990, 2035))
+    if sort < 0.85:
         return string(CELL_CHARACTERS, rng.randint(2, 3), rng)
     return pronounceable(rng.randint(2, 4), rng)
 
@@ -86,9 +113,14 @@ def _invent_receipt(rng: Random) -> Receipt:
         name = _item(rng)
         if name.lower() not in (known.lower() for known in names):
             names.append(name)
-    return Receipt(
-        tuple((name, rng.randint(5, 99) * 10 if rng.random() < 0.5 else rng.randint(50, 999)) for name in names)
-    )
+    return Receipt(tuple((name, _cents(rng)) for name in names))
+
+
+def _cents(rng: Random) -> int:
+    """A price up to 99.99, mostly below 20 and often a round one."""
+    most = rng.choices((999, 1999, 9999), (60, 28, 12))[0]
+    cents = rng.randint(50, most)
+    return cents // 10 * 10 if rng.random() < 0.45 else cents
 
 
 def _item(rng: Random) -> str:
@@ -110,11 +142,35 @@ def ask_page(kind: str, scene: Sign | LetterGrid | BarChart | Receipt, rng: Rand
             return Question(kind, "see" if rng.random() < 0.12 else "read", text, tells_all=True)
         case LetterGrid(rows):
             row, column = rng.randrange(len(rows)), rng.randrange(len(rows[0]))
-            return Question(kind, "cell", rows[row][column], _cell_fields(row, column, rng))
+            return _ask_cell(kind, rows, row, column, rng)
         case BarChart():
             return _ask_chart(kind, scene, rng)
         case Receipt():
             return _ask_receipt(kind, scene, rng)
+
+
+def _ask_cell(kind: str, rows: Sequence[str], row: int, column: int, rng: Random) -> Question:
+    """Row and column are counted from 0."""
+    # So that no later question asks for it again.
+    cell = frozenset({row * len(rows[0]) + column})
+    last = (len(rows) - 1, len(rows[0]) - 1)
+    corner = row in (0, last[0]) and column in (0, last[1])
+    if corner and rng.random() < 0.25:
+        name = f"{'bottom' if row else 'top'}{rng.choice((' ', ' ', '-'))}{'right' if column else 'left'}"
+        return Question(kind, "corner", rows[row][column], {"a": name}, cell, cell)
+    ordinals = SHORT_ORDINALS if rng.random() < 0.25 else ORDINALS
+    fields = {
+        "rth": _extreme(row, last[0], ("top", "bottom"), rng) or ordinals[row],
+        "cth": _extreme(column, last[1], ("leftmost", "rightmost"), rng) or ordinals[column],
+    }
+    return Question(kind, "cell", rows[row][column], _numbers(row, column, rng) | fields, cell, cell)
+
+
+def _extreme(place: int, last: int, names: tuple[str, str], rng: Random) -> str | None:
+    """Now and then a name for the first or last of several."""
+    if place not in (0, last) or rng.random() >= 0.15:
+        return None
+    return rng.choice((names[1], "last")) if place else names[0]
 
 
 def _ask_chart(kind: str, chart: BarChart, rng: Random) -> Question | None:
@@ -146,11 +202,11 @@ def listing(kind: str, topic: str, things: Sequence[str], tells_all: bool = Fals
     return Question(kind, topic, answer, tells_all=tells_all) if len(answer) <= LONGEST_LIST else None
 
 
-def _cell_fields(row: int, column: int, rng: Random) -> dict[str, str]:
-    """Row and column, counted from 0, as numbers and ordinals for the phrasings to choose from."""
+def _numbers(row: int, column: int, rng: Random) -> dict[str, str]:
+    """Row and column, counted from 0, as numbers for the phrasings to choose from."""
     in_words = rng.random() < 0.12 and row < len(NUMBERS) and column < len(NUMBERS)
     r, c = (NUMBERS[row], NUMBERS[column]) if in_words else (str(row + 1), str(column + 1))
-    return {"r": r, "c": c, "rth": ORDINALS[row], "cth": ORDINALS[column]}
+    return {"r": r, "c": c}
 
 
 def page_kinds(scene: Sign | LetterGrid | BarChart | Receipt) -> tuple[str, ...]:

@@ -104,6 +104,8 @@ class Picture:
         rows are picked and shuffled after it has run cannot have told the language model where they will lie, so the
         language model learns to take that from the positions
     lost: the language model gets zeros for its rows. Training only
+    told: lines and columns of merged tokens that the tower is told, as many in all as the picture has. Training only:
+        a model that never met a wrong grid reads on as if nothing had happened
     """
 
     image: Image.Image
@@ -112,6 +114,7 @@ class Picture:
     noise: float = 0.0
     handed: Handed | None = None
     lost: bool = False
+    told: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

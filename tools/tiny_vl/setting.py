@@ -5,8 +5,8 @@ from random import Random
 
 from tools.tiny_vl.draw_paper import LARGEST
 from tools.tiny_vl.families import KINDS
-from tools.tiny_vl.phrasebook import BOOK, say
-from tools.tiny_vl.phrases_text import HELD_OUT_SYSTEM_PROMPTS, SYSTEM_PROMPTS
+from tools.tiny_vl.phrasebook import BOOK, Wording, say
+from tools.tiny_vl.phrases_talk import HELD_OUT_SYSTEM_PROMPTS, SYSTEM_PROMPTS
 from tools.tiny_vl.question import Question
 
 _FIRST_KINDS = ("read", "read-words", "name", "shape-of", "colour-of", "count-all", "echo", "greeting")
@@ -32,16 +32,20 @@ class Setting:
     largest: int = LARGEST
     ease: float = 0.0
 
+    @property
+    def wording(self) -> Wording:
+        return Wording(self.held_out_phrasing, rough=self.training)
+
     def say(self, question: Question, rng: Random, pic: str | None = None) -> str:
         """The question in words, now and then beside a remark that has nothing to do with the answer."""
-        text = say(question.topic, rng, question.fields, self.held_out_phrasing, pic)
+        text = say(question.topic, rng, question.fields, self.wording, pic)
         if rng.random() >= _REMARKS:
             return text
         remark = BOOK["remark"].draw(rng, self.held_out_phrasing)
         return f"{text} {remark}" if text.endswith("?") and rng.random() < 0.35 else f"{remark} {text}"
 
     def phrase(self, topic: str, rng: Random) -> str:
-        return say(topic, rng, None, self.held_out_phrasing)
+        return say(topic, rng, None, self.wording)
 
     def side(self, pictures: int, rng: Random) -> int:
         """Longest side of each picture, in pixels, in a prompt with so many."""

@@ -39,6 +39,10 @@ Yuki Zoe
 """
 NAMES = tuple(_NAMES.split())
 
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_MONTHS = "January February March April May June July August September October November December"
+MONTHS = tuple(_MONTHS.split())
+
 _UPPER = "".join(c for c in UNAMBIGUOUS if c.isupper())
 _LOWER = "".join(c for c in UNAMBIGUOUS if c.islower())
 _DIGITS = "".join(c for c in UNAMBIGUOUS if c.isdigit())
@@ -77,13 +81,25 @@ def unambiguous_string(longest: int, rng: Random) -> str:
 
 
 def look_alike_string(longest: int, rng: Random) -> str:
-    """Random characters of the whole alphabet, or a real word or amount in any case."""
-    if rng.random() < 0.5:
+    """Random characters of the whole alphabet, one or two real words in any case, or an amount."""
+    sort = rng.random()
+    if sort < 0.2 and longest >= 5:
+        return _two_words(longest, rng)
+    if sort < 0.55:
         return string(LOOK_ALIKE, rng.randint(1, longest), rng)
     if rng.random() < 0.8 or longest < 4:
         return any_case(rng.choice(short_words(max(2, longest))), rng)
     number = f"{rng.randint(0, 99)}.{rng.randint(0, 99):02}"
     return rng.choice((number, str(rng.randint(0, 9999)), f"{rng.randint(0, 23)}:{rng.randint(0, 59):02}"))[:longest]
+
+
+def _two_words(longest: int, rng: Random) -> str:
+    """Two real words with a space between, in the same case or each in its own."""
+    first = rng.choice(short_words(longest - 3))
+    second = rng.choice(short_words(longest - len(first) - 1))
+    if rng.random() < 0.5:
+        return any_case(f"{first} {second}", rng)
+    return f"{any_case(first, rng)} {any_case(second, rng)}"
 
 
 def pronounceable(length: int, rng: Random) -> str:

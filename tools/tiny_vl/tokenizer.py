@@ -34,7 +34,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer(words: list[str], size: int = 1216) -> Tokenizer:
+def build_tokenizer(words: list[str], size: int = 1536) -> Tokenizer:
     """A tokenizer of at most `size` tokens that has as many of the words whole as fit, the first ones first.
 
     words: as they stand after a space, most useful first; one that no longer fits with all its beginnings is left to

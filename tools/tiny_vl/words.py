@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from tools.tiny_vl.families import KINDS
-from tools.tiny_vl.phrasebook import BOOK, NUMBERS, ORDINALS
+from tools.tiny_vl.phrasebook import BOOK, NUMBERS, ORDINALS, usual_phrasings
 from tools.tiny_vl.phrases import POLITE_COMMANDS, POLITE_QUESTIONS
-from tools.tiny_vl.phrases_text import SYSTEM_PROMPTS
+from tools.tiny_vl.phrases_talk import SYSTEM_PROMPTS
 from tools.tiny_vl.scenes import COLOURS, SHAPES
 
 # Phrasings of these topics fill in for kinds that share them, or for several kinds; others have their kind's name.
@@ -28,12 +28,10 @@ def vocabulary() -> list[str]:
 
 def _texts() -> Iterator[tuple[str, float]]:
     """What is said, and about how often in a sample."""
-    for name, topic in BOOK.items():
+    for name in BOOK:
         share = _SHARE_BY_TOPIC.get(name, KINDS[name].weight if name in KINDS else _USUAL_SHARE)
-        for phrases in topic.trained:
-            for phrase in phrases:
-                text = _SLOT.sub(lambda slot: _FILLED.get(slot[1], ""), phrase)
-                yield text, share / len(topic.trained) / len(phrases)
+        for phrase in (phrasings := usual_phrasings(name)):
+            yield _SLOT.sub(lambda slot: _FILLED.get(slot[1], ""), phrase), share / len(phrasings)
     for words, share in (
         (COLOURS, 0.08),
         (SHAPES, 0.08),
