@@ -45,13 +45,7 @@ def test_a_dropped_image_changes_the_answers_that_should_change(bench: FaultBenc
     assert tally.share >= 0.95, tally
 
 
-# See docs/tiny-vl.md: the language model puts letters together by its own positions, which this fault leaves alone.
-_MISSED = pytest.mark.xfail(reason="a wrong grid for the tower changes one answer in seven only", strict=True)
-
-
-@pytest.mark.parametrize(
-    "fault", [pytest.param(fault, marks=_MISSED if fault is Fault.GRID else ()) for fault in ON_PLACES]
-)
+@pytest.mark.parametrize("fault", ON_PLACES)
 def test_what_is_in_another_place_changes_answers_about_letter_grids(bench: FaultBench, fault: Fault) -> None:
     tally = bench.letter_grid("grid-dense", fault)
     assert tally.share >= 0.8, tally
