@@ -8,26 +8,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("envelope", "prompt_tokens", "max_tokens", "branches", "lease_ms")
+    __slots__ = ("envelope", "prompt_tokens", "max_tokens", "branches", "lease_ms", "layout", "cache_salt")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     envelope: _common_pb2.Envelope
     prompt_tokens: int
     max_tokens: int
     branches: int
     lease_ms: int
-    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., branches: _Optional[int] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+    layout: _common_pb2.Layout
+    cache_salt: bytes
+    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., branches: _Optional[int] = ..., lease_ms: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
 
 class ReserveReply(_message.Message):
-    __slots__ = ("reserved_blocks", "queue_seconds")
+    __slots__ = ("reserved_blocks", "queue_seconds", "cached_tokens")
     RESERVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     reserved_blocks: int
     queue_seconds: float
-    def __init__(self, reserved_blocks: _Optional[int] = ..., queue_seconds: _Optional[float] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, reserved_blocks: _Optional[int] = ..., queue_seconds: _Optional[float] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class DecodeStart(_message.Message):
     __slots__ = ("envelope", "layout", "sampling", "branches", "generated", "choice")

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrefillStart(_message.Message):
-    __slots__ = ("envelope", "layout", "sampling", "branches", "decode_follows", "lease_ms", "generated", "choice", "cache_salt")
+    __slots__ = ("envelope", "layout", "sampling", "branches", "decode_follows", "lease_ms", "generated", "choice", "cache_salt", "kv_begin")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class PrefillStart(_message.Message):
     GENERATED_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    KV_BEGIN_FIELD_NUMBER: _ClassVar[int]
     envelope: _common_pb2.Envelope
     layout: _common_pb2.Layout
     sampling: _common_pb2.Sampling
@@ -27,7 +28,8 @@ class PrefillStart(_message.Message):
     generated: bytes
     choice: int
     cache_salt: bytes
-    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., branches: _Optional[int] = ..., decode_follows: bool = ..., lease_ms: _Optional[int] = ..., generated: _Optional[bytes] = ..., choice: _Optional[int] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
+    kv_begin: int
+    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ..., sampling: _Optional[_Union[_common_pb2.Sampling, _Mapping]] = ..., branches: _Optional[int] = ..., decode_follows: bool = ..., lease_ms: _Optional[int] = ..., generated: _Optional[bytes] = ..., choice: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., kv_begin: _Optional[int] = ...) -> None: ...
 
 class ItemRef(_message.Message):
     __slots__ = ("item_index", "ref")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from triptych.pb import common_pb2 as triptych_dot_pb_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/pb/worker.proto\x12\x08triptych\x1a\x18triptych/pb/common.proto\"L\n\x07\x43udaIpc\x12\x15\n\rmemory_handle\x18\x01 \x01(\x0c\x12\x15\n\revent_handles\x18\x02 \x03(\x0c\x12\x13\n\x0b\x64\x65vice_uuid\x18\x03 \x01(\t\"8\n\x0cSharedMemory\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\n\n\x02\x66\x64\x18\x03 \x01(\r\"\xed\x01\n\x05\x41rena\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x14\n\x0cwords_offset\x18\x04 \x01(\x04\x12\x13\n\x0b\x64\x61ta_offset\x18\x05 \x01(\x04\x12\x12\n\nunit_bytes\x18\x06 \x01(\x04\x12\x11\n\tnum_units\x18\x07 \x01(\r\x12\r\n\x05probe\x18\x08 \x01(\x0c\x12#\n\x03shm\x18\t \x01(\x0b\x32\x16.triptych.SharedMemory\x12#\n\x08\x63uda_ipc\x18\n \x01(\x0b\x32\x11.triptych.CudaIpc\x12\x0c\n\x04rank\x18\x0b \x01(\r\"[\n\x0e\x43onnectRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x11\n\tkv_layout\x18\x03 \x01(\x0c\"T\n\x0c\x43onnectReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x1f\n\x06\x61renas\x18\x02 \x03(\x0b\x32\x0f.triptych.Arena\x12\x11\n\tkv_layout\x18\x03 \x01(\x0c\"I\n\x0eReleaseRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12\x11\n\tclaim_ids\x18\x02 \x03(\x0c\"Y\n\x0cRenewRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12\x11\n\tclaim_ids\x18\x02 \x03(\x0c\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\"\x1a\n\nRenewReply\x12\x0c\n\x04gone\x18\x01 \x03(\x0c\"5\n\rCancelRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\"4\n\x0c\x44rainRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\"t\n\rStatusRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12\x18\n\x10\x63heck_invariants\x18\x02 \x01(\x08\x12#\n\x05probe\x18\x03 \x01(\x0b\x32\x14.triptych.MemfdProbe\"E\n\nMemfdProbe\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\n\n\x02\x66\x64\x18\x03 \x01(\r\x12\r\n\x05nonce\x18\x04 \x01(\x0c\"$\n\x05Gauge\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\"\xf5\x02\n\x0bStatusReply\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\r\n\x05roles\x18\x03 \x03(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\x0c\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x1f\n\x06gauges\x18\x07 \x03(\x0b\x32\x0f.triptych.Gauge\x12\x0c\n\x04idle\x18\x08 \x01(\x08\x12\x11\n\tviolation\x18\t \x01(\t\x12\x16\n\x0eprobe_readable\x18\n \x01(\x08\x12\x14\n\x0cprobe_reason\x18\x0b \x01(\t\x12\x0f\n\x07host_id\x18\x0c \x01(\t\x12\x0b\n\x03pid\x18\r \x01(\r\x12\x15\n\rmax_model_len\x18\x0e \x01(\r\x12\x12\n\nblock_size\x18\x0f \x01(\r\x12\x11\n\tkv_blocks\x18\x10 \x01(\r\x12\x17\n\x0fmax_item_tokens\x18\x11 \x01(\r\x12\x10\n\x08protocol\x18\x12 \x01(\r2\xd2\x02\n\x06Worker\x12;\n\x07\x43onnect\x12\x18.triptych.ConnectRequest\x1a\x16.triptych.ConnectReply\x12\x34\n\x07Release\x12\x18.triptych.ReleaseRequest\x1a\x0f.triptych.Empty\x12\x35\n\x05Renew\x12\x16.triptych.RenewRequest\x1a\x14.triptych.RenewReply\x12\x32\n\x06\x43\x61ncel\x12\x17.triptych.CancelRequest\x1a\x0f.triptych.Empty\x12\x30\n\x05\x44rain\x12\x16.triptych.DrainRequest\x1a\x0f.triptych.Empty\x12\x38\n\x06Status\x12\x17.triptych.StatusRequest\x1a\x15.triptych.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/pb/worker.proto\x12\x08triptych\x1a\x18triptych/pb/common.proto\"L\n\x07\x43udaIpc\x12\x15\n\rmemory_handle\x18\x01 \x01(\x0c\x12\x15\n\revent_handles\x18\x02 \x03(\x0c\x12\x13\n\x0b\x64\x65vice_uuid\x18\x03 \x01(\t\"V\n\x04Nixl\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\r\x12\x0c\n\x04vram\x18\x05 \x01(\x08\"8\n\x0cSharedMemory\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\n\n\x02\x66\x64\x18\x03 \x01(\r\"\x8b\x02\n\x05\x41rena\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x14\n\x0cwords_offset\x18\x04 \x01(\x04\x12\x13\n\x0b\x64\x61ta_offset\x18\x05 \x01(\x04\x12\x12\n\nunit_bytes\x18\x06 \x01(\x04\x12\x11\n\tnum_units\x18\x07 \x01(\r\x12\r\n\x05probe\x18\x08 \x01(\x0c\x12#\n\x03shm\x18\t \x01(\x0b\x32\x16.triptych.SharedMemory\x12#\n\x08\x63uda_ipc\x18\n \x01(\x0b\x32\x11.triptych.CudaIpc\x12\x0c\n\x04rank\x18\x0b \x01(\r\x12\x1c\n\x04nixl\x18\x0c \x01(\x0b\x32\x0e.triptych.Nixl\"\x88\x01\n\x08KVFormat\x12\x0e\n\x06layers\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\r\n\x05heads\x18\x03 \x01(\r\x12\x11\n\thead_size\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x12\n\nfirst_head\x18\x06 \x01(\r\x12\x13\n\x0btotal_heads\x18\x07 \x01(\r\"\x82\x01\n\x0e\x43onnectRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x11\n\tkv_layout\x18\x03 \x01(\x0c\x12%\n\tkv_format\x18\x04 \x01(\x0b\x32\x12.triptych.KVFormat\"{\n\x0c\x43onnectReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x1f\n\x06\x61renas\x18\x02 \x03(\x0b\x32\x0f.triptych.Arena\x12\x11\n\tkv_layout\x18\x03 \x01(\x0c\x12%\n\tkv_format\x18\x04 \x01(\x0b\x32\x12.triptych.KVFormat\"V\n\x0ePrepareRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12\x10\n\x08\x63laim_id\x18\x02 \x01(\x0c\x12\x0c\n\x04pack\x18\x03 \x01(\x08\"Q\n\x0cPrepareReply\x12\x0e\n\x06packed\x18\x01 \x01(\x08\x12\r\n\x05\x61rena\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\"I\n\x0eReleaseRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12\x11\n\tclaim_ids\x18\x02 \x03(\x0c\"Y\n\x0cRenewRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12\x11\n\tclaim_ids\x18\x02 \x03(\x0c\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\"\x1a\n\nRenewReply\x12\x0c\n\x04gone\x18\x01 \x03(\x0c\"5\n\rCancelRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\"4\n\x0c\x44rainRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\"t\n\rStatusRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12\x18\n\x10\x63heck_invariants\x18\x02 \x01(\x08\x12#\n\x05probe\x18\x03 \x01(\x0b\x32\x14.triptych.MemfdProbe\"E\n\nMemfdProbe\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\n\n\x02\x66\x64\x18\x03 \x01(\r\x12\r\n\x05nonce\x18\x04 \x01(\x0c\"$\n\x05Gauge\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01\"\xf5\x02\n\x0bStatusReply\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\r\n\x05roles\x18\x03 \x03(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x05 \x01(\x0c\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x1f\n\x06gauges\x18\x07 \x03(\x0b\x32\x0f.triptych.Gauge\x12\x0c\n\x04idle\x18\x08 \x01(\x08\x12\x11\n\tviolation\x18\t \x01(\t\x12\x16\n\x0eprobe_readable\x18\n \x01(\x08\x12\x14\n\x0cprobe_reason\x18\x0b \x01(\t\x12\x0f\n\x07host_id\x18\x0c \x01(\t\x12\x0b\n\x03pid\x18\r \x01(\r\x12\x15\n\rmax_model_len\x18\x0e \x01(\r\x12\x12\n\nblock_size\x18\x0f \x01(\r\x12\x11\n\tkv_blocks\x18\x10 \x01(\r\x12\x17\n\x0fmax_item_tokens\x18\x11 \x01(\r\x12\x10\n\x08protocol\x18\x12 \x01(\r2\x8f\x03\n\x06Worker\x12;\n\x07\x43onnect\x12\x18.triptych.ConnectRequest\x1a\x16.triptych.ConnectReply\x12;\n\x07Prepare\x12\x18.triptych.PrepareRequest\x1a\x16.triptych.PrepareReply\x12\x34\n\x07Release\x12\x18.triptych.ReleaseRequest\x1a\x0f.triptych.Empty\x12\x35\n\x05Renew\x12\x16.triptych.RenewRequest\x1a\x14.triptych.RenewReply\x12\x32\n\x06\x43\x61ncel\x12\x17.triptych.CancelRequest\x1a\x0f.triptych.Empty\x12\x30\n\x05\x44rain\x12\x16.triptych.DrainRequest\x1a\x0f.triptych.Empty\x12\x38\n\x06Status\x12\x17.triptych.StatusRequest\x1a\x15.triptych.StatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,32 +34,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CUDAIPC']._serialized_start=64
   _globals['_CUDAIPC']._serialized_end=140
-  _globals['_SHAREDMEMORY']._serialized_start=142
-  _globals['_SHAREDMEMORY']._serialized_end=198
-  _globals['_ARENA']._serialized_start=201
-  _globals['_ARENA']._serialized_end=438
-  _globals['_CONNECTREQUEST']._serialized_start=440
-  _globals['_CONNECTREQUEST']._serialized_end=531
-  _globals['_CONNECTREPLY']._serialized_start=533
-  _globals['_CONNECTREPLY']._serialized_end=617
-  _globals['_RELEASEREQUEST']._serialized_start=619
-  _globals['_RELEASEREQUEST']._serialized_end=692
-  _globals['_RENEWREQUEST']._serialized_start=694
-  _globals['_RENEWREQUEST']._serialized_end=783
-  _globals['_RENEWREPLY']._serialized_start=785
-  _globals['_RENEWREPLY']._serialized_end=811
-  _globals['_CANCELREQUEST']._serialized_start=813
-  _globals['_CANCELREQUEST']._serialized_end=866
-  _globals['_DRAINREQUEST']._serialized_start=868
-  _globals['_DRAINREQUEST']._serialized_end=920
-  _globals['_STATUSREQUEST']._serialized_start=922
-  _globals['_STATUSREQUEST']._serialized_end=1038
-  _globals['_MEMFDPROBE']._serialized_start=1040
-  _globals['_MEMFDPROBE']._serialized_end=1109
-  _globals['_GAUGE']._serialized_start=1111
-  _globals['_GAUGE']._serialized_end=1147
-  _globals['_STATUSREPLY']._serialized_start=1150
-  _globals['_STATUSREPLY']._serialized_end=1523
-  _globals['_WORKER']._serialized_start=1526
-  _globals['_WORKER']._serialized_end=1864
+  _globals['_NIXL']._serialized_start=142
+  _globals['_NIXL']._serialized_end=228
+  _globals['_SHAREDMEMORY']._serialized_start=230
+  _globals['_SHAREDMEMORY']._serialized_end=286
+  _globals['_ARENA']._serialized_start=289
+  _globals['_ARENA']._serialized_end=556
+  _globals['_KVFORMAT']._serialized_start=559
+  _globals['_KVFORMAT']._serialized_end=695
+  _globals['_CONNECTREQUEST']._serialized_start=698
+  _globals['_CONNECTREQUEST']._serialized_end=828
+  _globals['_CONNECTREPLY']._serialized_start=830
+  _globals['_CONNECTREPLY']._serialized_end=953
+  _globals['_PREPAREREQUEST']._serialized_start=955
+  _globals['_PREPAREREQUEST']._serialized_end=1041
+  _globals['_PREPAREREPLY']._serialized_start=1043
+  _globals['_PREPAREREPLY']._serialized_end=1124
+  _globals['_RELEASEREQUEST']._serialized_start=1126
+  _globals['_RELEASEREQUEST']._serialized_end=1199
+  _globals['_RENEWREQUEST']._serialized_start=1201
+  _globals['_RENEWREQUEST']._serialized_end=1290
+  _globals['_RENEWREPLY']._serialized_start=1292
+  _globals['_RENEWREPLY']._serialized_end=1318
+  _globals['_CANCELREQUEST']._serialized_start=1320
+  _globals['_CANCELREQUEST']._serialized_end=1373
+  _globals['_DRAINREQUEST']._serialized_start=1375
+  _globals['_DRAINREQUEST']._serialized_end=1427
+  _globals['_STATUSREQUEST']._serialized_start=1429
+  _globals['_STATUSREQUEST']._serialized_end=1545
+  _globals['_MEMFDPROBE']._serialized_start=1547
+  _globals['_MEMFDPROBE']._serialized_end=1616
+  _globals['_GAUGE']._serialized_start=1618
+  _globals['_GAUGE']._serialized_end=1654
+  _globals['_STATUSREPLY']._serialized_start=1657
+  _globals['_STATUSREPLY']._serialized_end=2030
+  _globals['_WORKER']._serialized_start=2033
+  _globals['_WORKER']._serialized_end=2432
 # @@protoc_insertion_point(module_scope)

@@ -17,6 +17,20 @@ class CudaIpc(_message.Message):
     device_uuid: str
     def __init__(self, memory_handle: _Optional[bytes] = ..., event_handles: _Optional[_Iterable[bytes]] = ..., device_uuid: _Optional[str] = ...) -> None: ...
 
+class Nixl(_message.Message):
+    __slots__ = ("agent", "metadata", "address", "device", "vram")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    VRAM_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    metadata: bytes
+    address: int
+    device: int
+    vram: bool
+    def __init__(self, agent: _Optional[str] = ..., metadata: _Optional[bytes] = ..., address: _Optional[int] = ..., device: _Optional[int] = ..., vram: bool = ...) -> None: ...
+
 class SharedMemory(_message.Message):
     __slots__ = ("host_id", "pid", "fd")
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -28,7 +42,7 @@ class SharedMemory(_message.Message):
     def __init__(self, host_id: _Optional[str] = ..., pid: _Optional[int] = ..., fd: _Optional[int] = ...) -> None: ...
 
 class Arena(_message.Message):
-    __slots__ = ("id", "kind", "num_bytes", "words_offset", "data_offset", "unit_bytes", "num_units", "probe", "shm", "cuda_ipc", "rank")
+    __slots__ = ("id", "kind", "num_bytes", "words_offset", "data_offset", "unit_bytes", "num_units", "probe", "shm", "cuda_ipc", "rank", "nixl")
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +54,7 @@ class Arena(_message.Message):
     SHM_FIELD_NUMBER: _ClassVar[int]
     CUDA_IPC_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    NIXL_FIELD_NUMBER: _ClassVar[int]
     id: int
     kind: str
     num_bytes: int
@@ -51,27 +66,72 @@ class Arena(_message.Message):
     shm: SharedMemory
     cuda_ipc: CudaIpc
     rank: int
-    def __init__(self, id: _Optional[int] = ..., kind: _Optional[str] = ..., num_bytes: _Optional[int] = ..., words_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., num_units: _Optional[int] = ..., probe: _Optional[bytes] = ..., shm: _Optional[_Union[SharedMemory, _Mapping]] = ..., cuda_ipc: _Optional[_Union[CudaIpc, _Mapping]] = ..., rank: _Optional[int] = ...) -> None: ...
+    nixl: Nixl
+    def __init__(self, id: _Optional[int] = ..., kind: _Optional[str] = ..., num_bytes: _Optional[int] = ..., words_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., num_units: _Optional[int] = ..., probe: _Optional[bytes] = ..., shm: _Optional[_Union[SharedMemory, _Mapping]] = ..., cuda_ipc: _Optional[_Union[CudaIpc, _Mapping]] = ..., rank: _Optional[int] = ..., nixl: _Optional[_Union[Nixl, _Mapping]] = ...) -> None: ...
+
+class KVFormat(_message.Message):
+    __slots__ = ("layers", "block_size", "heads", "head_size", "dtype", "first_head", "total_heads")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_HEADS_FIELD_NUMBER: _ClassVar[int]
+    layers: int
+    block_size: int
+    heads: int
+    head_size: int
+    dtype: str
+    first_head: int
+    total_heads: int
+    def __init__(self, layers: _Optional[int] = ..., block_size: _Optional[int] = ..., heads: _Optional[int] = ..., head_size: _Optional[int] = ..., dtype: _Optional[str] = ..., first_head: _Optional[int] = ..., total_heads: _Optional[int] = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
-    __slots__ = ("envelope", "protocol", "kv_layout")
+    __slots__ = ("envelope", "protocol", "kv_layout", "kv_format")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    KV_FORMAT_FIELD_NUMBER: _ClassVar[int]
     envelope: _common_pb2.Envelope
     protocol: int
     kv_layout: bytes
-    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., protocol: _Optional[int] = ..., kv_layout: _Optional[bytes] = ...) -> None: ...
+    kv_format: KVFormat
+    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., protocol: _Optional[int] = ..., kv_layout: _Optional[bytes] = ..., kv_format: _Optional[_Union[KVFormat, _Mapping]] = ...) -> None: ...
 
 class ConnectReply(_message.Message):
-    __slots__ = ("protocol", "arenas", "kv_layout")
+    __slots__ = ("protocol", "arenas", "kv_layout", "kv_format")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     ARENAS_FIELD_NUMBER: _ClassVar[int]
     KV_LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    KV_FORMAT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     arenas: _containers.RepeatedCompositeFieldContainer[Arena]
     kv_layout: bytes
-    def __init__(self, protocol: _Optional[int] = ..., arenas: _Optional[_Iterable[_Union[Arena, _Mapping]]] = ..., kv_layout: _Optional[bytes] = ...) -> None: ...
+    kv_format: KVFormat
+    def __init__(self, protocol: _Optional[int] = ..., arenas: _Optional[_Iterable[_Union[Arena, _Mapping]]] = ..., kv_layout: _Optional[bytes] = ..., kv_format: _Optional[_Union[KVFormat, _Mapping]] = ...) -> None: ...
+
+class PrepareRequest(_message.Message):
+    __slots__ = ("envelope", "claim_id", "pack")
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_ID_FIELD_NUMBER: _ClassVar[int]
+    PACK_FIELD_NUMBER: _ClassVar[int]
+    envelope: _common_pb2.Envelope
+    claim_id: bytes
+    pack: bool
+    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., claim_id: _Optional[bytes] = ..., pack: bool = ...) -> None: ...
+
+class PrepareReply(_message.Message):
+    __slots__ = ("packed", "arena", "offset", "generation")
+    PACKED_FIELD_NUMBER: _ClassVar[int]
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    packed: bool
+    arena: int
+    offset: int
+    generation: int
+    def __init__(self, packed: bool = ..., arena: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("envelope", "claim_ids")

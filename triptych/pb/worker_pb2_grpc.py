@@ -41,6 +41,11 @@ class WorkerStub(object):
                 request_serializer=triptych_dot_pb_dot_worker__pb2.ConnectRequest.SerializeToString,
                 response_deserializer=triptych_dot_pb_dot_worker__pb2.ConnectReply.FromString,
                 _registered_method=True)
+        self.Prepare = channel.unary_unary(
+                '/triptych.Worker/Prepare',
+                request_serializer=triptych_dot_pb_dot_worker__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=triptych_dot_pb_dot_worker__pb2.PrepareReply.FromString,
+                _registered_method=True)
         self.Release = channel.unary_unary(
                 '/triptych.Worker/Release',
                 request_serializer=triptych_dot_pb_dot_worker__pb2.ReleaseRequest.SerializeToString,
@@ -74,6 +79,13 @@ class WorkerServicer(object):
 
     def Connect(self, request, context):
         """Consumer -> owner, once per pair. The consumer maps the arenas and proves each with its probe bytes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prepare(self, request, context):
+        """Consumer -> owner, before it reads a claim over a network. Idempotent. Unknown claims answer ClaimExpired.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,6 +133,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=triptych_dot_pb_dot_worker__pb2.ConnectRequest.FromString,
                     response_serializer=triptych_dot_pb_dot_worker__pb2.ConnectReply.SerializeToString,
+            ),
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=triptych_dot_pb_dot_worker__pb2.PrepareRequest.FromString,
+                    response_serializer=triptych_dot_pb_dot_worker__pb2.PrepareReply.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -176,6 +193,33 @@ class Worker(object):
             '/triptych.Worker/Connect',
             triptych_dot_pb_dot_worker__pb2.ConnectRequest.SerializeToString,
             triptych_dot_pb_dot_worker__pb2.ConnectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prepare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/triptych.Worker/Prepare',
+            triptych_dot_pb_dot_worker__pb2.PrepareRequest.SerializeToString,
+            triptych_dot_pb_dot_worker__pb2.PrepareReply.FromString,
             options,
             channel_credentials,
             insecure,
