@@ -21,6 +21,7 @@ from triptych.pb import worker_pb2_grpc
 from triptych.services.guard import Door
 from triptych.services.site import Language, RoleWorker, Site
 from triptych.services.worker_service import WorkerService
+from triptych.transfer.faults import Faults
 from triptych.transfer.leases import Sweeper
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ class WorkerHost:
 
     def _build(self, owner: Endpoint, server: grpc.aio.Server) -> Site:
         began = time.monotonic()
+        faults = Faults.allowed(self._settings.transfer.faults, self._placement.roles)
         torch.set_num_threads(self._settings.serve.cpu_threads or default_cpu_threads(self._placement.roles))
         device = choose_device(self._placement.device)
         card = load_card(self._settings.serve.model, self._settings.serve.dtype)
@@ -115,6 +117,7 @@ class WorkerHost:
             dtype=getattr(torch, resolve_dtype(card, self._settings.serve.dtype, device.type)),
             settings=self._settings,
             door=Door(owner.incarnation, card.fingerprint, _LEASES * self._settings.transfer.lease_seconds),
+            faults=faults,
         )
         if self._placement.roles & {Role.PREFILL, Role.DECODE}:
             self._language = Language(site)

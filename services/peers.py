@@ -13,6 +13,7 @@ from triptych.journey import ClaimId, Endpoint
 from triptych.pb import common_pb2
 from triptych.pb import worker_pb2 as pb
 from triptych.pb.worker_pb2_grpc import WorkerStub
+from triptych.transfer.faults import Faults
 from triptych.transfer.slab import ArenaInfo, CudaIpcInfo, ShmInfo
 
 log = logging.getLogger(__name__)
@@ -34,11 +35,13 @@ class Peers:
         fingerprint: bytes,
         kv_layout: bytes,
         release_own: Callable[[Sequence[ClaimId]], object],
+        faults: Faults | None = None,
     ) -> None:
         self._owner = owner
         self._fingerprint = fingerprint
         self._kv_layout = kv_layout
         self._release_own = release_own
+        self._faults = faults or Faults()
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
         self._outbox: queue.SimpleQueue[tuple[Endpoint, ClaimId] | None] = queue.SimpleQueue()
@@ -50,6 +53,7 @@ class Peers:
         request = pb.ConnectRequest(
             envelope=self._envelope(endpoint), protocol=wire.PROTOCOL, kv_layout=self._kv_layout
         )
+        self._faults.at("connect.ask")
         try:
             reply = self._stub(endpoint).Connect(request, timeout=_CALL_SECONDS)
         except grpc.RpcError as error:
@@ -99,8 +103,9 @@ class Peers:
                     last = True
                 else:
                     by_owner.setdefault(entry[0], []).append(entry[1])
-            for owner, claims in by_owner.items():
-                self._send_release(owner, claims)
+            for entry in by_owner.items():
+                for owner, claims in self._faults.messages("release.ask", entry):
+                    self._send_release(owner, claims)
             if last:
                 return
 

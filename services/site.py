@@ -19,6 +19,7 @@ from triptych.models.card import ModelCard
 from triptych.models.loading import load_language
 from triptych.services.guard import Door
 from triptych.services.peers import Peers
+from triptych.transfer.faults import Faults
 from triptych.transfer.leases import LeaseTable
 from triptych.transfer.reader import Reader
 from triptych.transfer.slab import Slab, create_slab
@@ -42,6 +43,7 @@ class Site:
     door: Door
     leases: LeaseTable = field(default_factory=LeaseTable)
     slabs: dict[int, Slab] = field(default_factory=dict)
+    faults: Faults = field(default_factory=Faults)
 
     def add_slab(self, kind: str, arena_id: int, unit_bytes: int, num_units: int) -> Slab:
         slab = create_slab(kind, arena_id, unit_bytes, num_units, self.device)
@@ -99,8 +101,10 @@ class Language:
             max_item_rows=site.card.adapter.max_item_rows,
         )
         self._copy_seconds = site.settings.transfer.copy_timeout_seconds
-        self.peers = Peers(site.owner, site.card.fingerprint, self.layout, site.leases.release)
-        self.reader = Reader(self.peers.connect, site.owner, site.slabs, site.device, site.settings.transfer)
+        self.peers = Peers(site.owner, site.card.fingerprint, self.layout, site.leases.release, site.faults)
+        self.reader = Reader(
+            self.peers.connect, site.owner, site.slabs, site.device, site.settings.transfer, site.faults
+        )
 
     def read_rows(self, ref: EmbeddingRef, into: torch.Tensor) -> None:
         """Pull an item's rows. After an error nothing writes into `into` any more. Blocks; errors as the reader's."""

@@ -14,6 +14,7 @@ from triptych.multimodal.memfd import MemfdDescriptor, host_id, read_memfd
 from triptych.pb import common_pb2
 from triptych.pb import worker_pb2 as pb
 from triptych.pb.worker_pb2_grpc import WorkerServicer as GeneratedServicer
+from triptych.services.faulty import passing
 from triptych.services.guard import unary, work_key
 from triptych.services.peers import arena_to_pb
 from triptych.services.site import RoleWorker, Site, merge_gauges
@@ -35,18 +36,21 @@ class WorkerService(GeneratedServicer):
                 f"KV layouts differ: {request.kv_layout.hex()[:8]} there, {self._kv_layout.hex()[:8]} here; "
                 "give both workers the same language.block_size and dtype"
             )
+        await passing(self._site.faults, "connect.serve")
         arenas = [arena_to_pb(slab.describe()) for slab in self._site.slabs.values()]
         return pb.ConnectReply(protocol=wire.PROTOCOL, arenas=arenas, kv_layout=self._kv_layout)
 
     @unary
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> common_pb2.Empty:
         self._site.door.check(request.envelope)
+        await passing(self._site.faults, "release.serve")
         self._site.leases.release(wire.claim_ids_from_pb(request.claim_ids))
         return common_pb2.Empty()
 
     @unary
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewReply:
         self._site.door.check(request.envelope)
+        await passing(self._site.faults, "renew.serve")
         claims = wire.claim_ids_from_pb(request.claim_ids)
         seconds = self._site.door.lease_seconds(request.lease_ms)
         return pb.RenewReply(gone=self._site.leases.renew(claims, seconds))

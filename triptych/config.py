@@ -139,6 +139,7 @@ class TransferSettings:
     sweep_interval_seconds: float = 1.0
     copy_timeout_seconds: float = 20.0
     checksums: bool = False  # verify every ref's bytes; always on in tests
+    faults: str = ""  # for tests: the folder with what shall go wrong (transfer/faults.py); empty: nothing
 
     def __post_init__(self) -> None:
         _require_positive("transfer", self, "lease_seconds", "sweep_interval_seconds", "copy_timeout_seconds")

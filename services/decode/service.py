@@ -17,16 +17,19 @@ from triptych.pb import decode_pb2 as pb
 from triptych.pb.decode_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
 from triptych.services.decode.streams import Entry, RouterStream
 from triptych.services.decode.worker import DecodeWorker
+from triptych.services.faulty import passed_on, passing
 from triptych.services.guard import Door, deadline_of, first_part, split_key, streaming, unary, work_key
 from triptych.services.site import Language, Site
+from triptych.transfer.faults import Faults
 
 
 class DecodeService(DecodeServicer):
     """Tokens leave over Attach; Decode itself answers when the KV has landed."""
 
-    def __init__(self, door: Door, worker: DecodeWorker) -> None:
+    def __init__(self, door: Door, worker: DecodeWorker, faults: Faults) -> None:
         self._door = door
         self._worker = worker
+        self._faults = faults
 
     @unary
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
@@ -58,6 +61,7 @@ class DecodeService(DecodeServicer):
                 granted,
             )
             blocks = await outcome
+            await passing(self._faults, "reserve.serve")
         except asyncio.CancelledError:
             self._worker.cancel(key)
             raise
@@ -71,6 +75,7 @@ class DecodeService(DecodeServicer):
         self._door.check(start.envelope)
         key = work_key(start.envelope)
         try:
+            await passing(self._faults, "decode.begin")
             first = await self._take_over(key, requests)
             job = _job(key, start, first)
             verify_layout(job.layout)
@@ -89,6 +94,7 @@ class DecodeService(DecodeServicer):
         try:
             yield pb.TokenBatch()  # tells the router that it is attached
             while (entries := await stream.next()) is not None:
+                await passing(self._faults, "decode.tokens")
                 yield _batch(entries)
         finally:
             self._worker.detach(router_id, stream)
@@ -98,7 +104,8 @@ class DecodeService(DecodeServicer):
         async for request in requests:
             part = request.WhichOneof("part")
             if part == "kv":
-                self._worker.pull(key, wire.kv_ref_from_pb(request.kv))
+                for ref in await passed_on(self._faults, "kv.take", request.kv):
+                    self._worker.pull(key, wire.kv_ref_from_pb(ref))
             elif part == "first":
                 return tuple(wire.token_from_pb(token) for token in request.first.tokens)
             else:
@@ -111,7 +118,7 @@ def build_decode(site: Site, language: Language | None, server: grpc.aio.Server)
     if language is None:
         raise InternalError("a decode worker needs the language model")
     worker = DecodeWorker(site, language)
-    add_DecodeServicer_to_server(DecodeService(site.door, worker), server)  # type: ignore[no-untyped-call]
+    add_DecodeServicer_to_server(DecodeService(site.door, worker, site.faults), server)  # type: ignore[no-untyped-call]
     return worker
 
 

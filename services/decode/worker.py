@@ -129,6 +129,7 @@ class DecodeWorker(RoleWorker):
             known = self._handovers.pop(key, None) is handover
         if not known:
             raise ClaimExpired("the request was cancelled while its KV landed")
+        self._site.faults.at("decode.start")
         handover.stream.finish(key, sum(1 for token in job.first if token.finish_reason))
         self._engine.decode(job, handover.stream)
         if handover.claim is not None:

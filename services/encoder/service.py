@@ -17,8 +17,10 @@ from triptych.pb import common_pb2
 from triptych.pb import encoder_pb2 as pb
 from triptych.pb.encoder_pb2_grpc import EncoderServicer, add_EncoderServicer_to_server
 from triptych.services.encoder.worker import EncoderWorker
+from triptych.services.faulty import passed_on, passing
 from triptych.services.guard import Door, deadline_of, first_part, streaming, unary, work_key
 from triptych.services.site import Language, Site
+from triptych.transfer.faults import Faults
 
 _MAX_MEDIA_BYTES = 1 << 30
 _DIGEST_BYTES = 32
@@ -32,14 +34,16 @@ _ACTIONS: Mapping[int, CacheAction] = {
 class EncoderService(EncoderServicer):
     """Idempotent: rows are found by digest, every call gets claims of its own."""
 
-    def __init__(self, door: Door, engine: EncoderEngine) -> None:
+    def __init__(self, door: Door, engine: EncoderEngine, faults: Faults) -> None:
         self._door = door
         self._engine = engine
+        self._faults = faults
 
     @streaming
     async def Encode(self, requests: AsyncIterator[pb.EncodeRequest], context: Any) -> AsyncIterator[pb.EncodeReply]:
         start: pb.EncodeStart = await first_part(requests, "Encode")
         self._door.check(start.envelope, new_work=True)
+        await passing(self._faults, "encode.begin")
         key, deadline = work_key(start.envelope), deadline_of(start.envelope)
         lease_seconds = self._door.lease_seconds(start.lease_ms)
         items = [wire.item_from_pb(item) for item in start.items]
@@ -62,7 +66,9 @@ class EncoderService(EncoderServicer):
                 result = await results.get()
                 if isinstance(result, BaseException):
                     raise result
-                yield _reply(result)
+                for sent in await passed_on(self._faults, "encode.ref", result):
+                    yield _reply(sent)
+                    await passing(self._faults, "encode.sent")
         except BaseException:
             self._engine.cancel(key)
             raise
@@ -90,7 +96,7 @@ class EncoderService(EncoderServicer):
 def build_encoder(site: Site, language: Language | None, server: grpc.aio.Server) -> EncoderWorker:
     """The encode role, registered with the server; it has no use for a language model."""
     worker = EncoderWorker(site)
-    add_EncoderServicer_to_server(EncoderService(site.door, worker.engine), server)  # type: ignore[no-untyped-call]
+    add_EncoderServicer_to_server(EncoderService(site.door, worker.engine, site.faults), server)  # type: ignore[no-untyped-call]
     return worker
 
 

@@ -1,7 +1,7 @@
 """Prefill rpc: layout first, refs as they come; KV refs and the first tokens back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -14,22 +14,26 @@ from triptych.multimodal.layout import verify_layout
 from triptych.pb import common_pb2
 from triptych.pb import prefill_pb2 as pb
 from triptych.pb.prefill_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
+from triptych.services.faulty import passed_on, passing
 from triptych.services.guard import Door, deadline_of, first_part, streaming, work_key
 from triptych.services.prefill.worker import FirstTokens, Granted, PrefillEvent, PrefillWorker
 from triptych.services.site import Language, Site
+from triptych.transfer.faults import Faults
 
 
 class PrefillService(PrefillServicer):
     """Not idempotent: a retry is a new attempt. A call that ends early is cancelled."""
 
-    def __init__(self, door: Door, worker: PrefillWorker) -> None:
+    def __init__(self, door: Door, worker: PrefillWorker, faults: Faults) -> None:
         self._door = door
         self._worker = worker
+        self._faults = faults
 
     @streaming
     async def Prefill(self, requests: AsyncIterator[pb.PrefillRequest], context: Any) -> AsyncIterator[pb.PrefillReply]:
         start: pb.PrefillStart = await first_part(requests, "Prefill")
         self._door.check(start.envelope, new_work=True)
+        await passing(self._faults, "prefill.begin")
         job = _job(start)
         verify_layout(job.layout)
         events: asyncio.Queue[PrefillEvent] = asyncio.Queue()
@@ -47,7 +51,8 @@ class PrefillService(PrefillServicer):
                 if isinstance(event, Exception):
                     raise event
                 finished = isinstance(event, FirstTokens)
-                yield _reply(event)
+                for sent in await self._sent(event):
+                    yield _reply(sent)
         finally:
             receiving.cancel()
             if not finished:
@@ -58,9 +63,17 @@ class PrefillService(PrefillServicer):
             async for request in requests:
                 if request.WhichOneof("part") != "item":
                     raise InvalidRecord("Prefill takes one start message, then items")
-                self._worker.deliver(key, request.item.item_index, wire.embedding_ref_from_pb(request.item.ref))
+                for item in await passed_on(self._faults, "rows.ref", request.item):
+                    self._worker.deliver(key, item.item_index, wire.embedding_ref_from_pb(item.ref))
         except Exception as error:
             emit(error)
+
+    async def _sent(self, event: PrefillEvent) -> Sequence[PrefillEvent]:
+        """What leaves in this event's place: the event, unless a test has it otherwise."""
+        if isinstance(event, KVRef):
+            return await passed_on(self._faults, "kv.ref", event)
+        await passing(self._faults, "prefill.accepted" if isinstance(event, Granted) else "prefill.first")
+        return (event,)
 
 
 def build_prefill(site: Site, language: Language | None, server: grpc.aio.Server) -> PrefillWorker:
@@ -68,7 +81,7 @@ def build_prefill(site: Site, language: Language | None, server: grpc.aio.Server
     if language is None:
         raise InternalError("a prefill worker needs the language model")
     worker = PrefillWorker(site, language)
-    add_PrefillServicer_to_server(PrefillService(site.door, worker), server)  # type: ignore[no-untyped-call]
+    add_PrefillServicer_to_server(PrefillService(site.door, worker, site.faults), server)  # type: ignore[no-untyped-call]
     return worker
 
 

@@ -128,6 +128,7 @@ class PrefillWorker(RoleWorker):
         if not known:
             self._engine.release_blocks(ids)
             return None
+        self._site.faults.at("kv.export")
         digest = b""
         if self._site.settings.transfer.checksums:
             digest = checksum(slab.data.view(slab.num_units, slab.unit_bytes)[ids])

@@ -33,6 +33,7 @@ class Pull:
     generations: [units] int64 what those words must say
     scattered:   for copies of whole units, also as (source units, target units), [moved] int64 each; else None
     home:        the slab of this worker that `into` lies in, if any: its stamps come before the copy's first byte
+    halfway:     for tests: called while some of the bytes are there and some are not, where a thread does the copy
     """
 
     source: Mapping
@@ -43,6 +44,7 @@ class Pull:
     event: int
     scattered: tuple[Int64Array, Int64Array] | None = None
     home: Slab | None = None
+    halfway: Callable[[], None] | None = None
 
     def verify(self, found: Int64Array) -> None:
         """Raises ClaimExpired when a word read behind the data is not the claim's generation."""
@@ -89,8 +91,10 @@ class HostCopier:
         # numpy rather than torch: one memcpy on this thread, without the interpreter lock, and without a team of
         # OpenMP threads for every puller thread.
         data, into = pull.source.data.numpy(), pull.into.numpy()
-        for run in pull.runs:
+        for index, run in enumerate(halved(pull)):
             into[run.target : run.target + run.num_bytes] = data[run.source : run.source + run.num_bytes]
+            if index == 0 and pull.halfway is not None:
+                pull.halfway()
         # The words must be loaded after the last byte of data. Even a torn load of a word would do: the owner fences
         # after the word, so whoever has seen one overwriting byte sees all eight bytes of the new word.
         fence()
@@ -98,6 +102,19 @@ class HostCopier:
 
     def checksum(self, tensor: Tensor, rows: Sequence[int] | None = None) -> bytes:
         return checksum(tensor if rows is None else tensor[list(rows)])
+
+
+def halved(pull: Pull) -> tuple[ByteRun, ...]:
+    """The pull's runs; the first one in two halves when somebody waits for the moment between them."""
+    if pull.halfway is None or not pull.runs:
+        return pull.runs
+    first, *rest = pull.runs
+    half = first.num_bytes // 2
+    return (
+        first._replace(num_bytes=half),
+        ByteRun(first.source + half, first.target + half, first.num_bytes - half),
+        *rest,
+    )
 
 
 def unit_runs(sources: Int64Array, targets: Int64Array, unit_bytes: int) -> tuple[ByteRun, ...]:

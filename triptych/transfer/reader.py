@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from triptych.journey import EmbeddingRef, Endpoint, KVRef, Shard
 from triptych.transfer.connections import Connect, Connections
 from triptych.transfer.cuda_copy import DeviceCopier
 from triptych.transfer.cuda_runtime import concrete_device
+from triptych.transfer.faults import Faults
 from triptych.transfer.local import open_local
 from triptych.transfer.mapping import Mapping, poll_until
 from triptych.transfer.pairing import open_mapping
@@ -45,7 +47,9 @@ class Reader:
         local_slabs: MappingOf[int, Slab],
         device: torch.device,
         settings: TransferSettings,
+        faults: Faults | None = None,
     ) -> None:
+        self._faults = faults or Faults()
         self._owner = owner
         self._local_slabs = local_slabs
         self._device = concrete_device(device)
@@ -61,8 +65,9 @@ class Reader:
         Raises ClaimExpired when the owner has freed or overwritten the rows, and TransferFailed, WrongIncarnation or
         WorkerLost when they cannot be had; `into` holds nothing of use then.
         """
-        self._read(ref.owner, only_shard(ref.shards), deadline, lambda source: plan_rows(ref, source, into))
+        self._read("rows", ref.owner, only_shard(ref.shards), deadline, lambda source: plan_rows(ref, source, into))
         self._check_sum(ref.checksum, into)
+        self._faults.at("rows.verified")
 
     def read_blocks(self, ref: KVRef, into: Tensor, block_ids: Sequence[int], deadline: float | None = None) -> None:
         """Copies the claimed KV blocks, in order, into the rows `block_ids` of `into` [blocks, block_bytes] uint8.
@@ -71,8 +76,9 @@ class Reader:
         Deadline and errors as in `read_rows`.
         """
         source = only_shard(ref.shards)
-        self._read(ref.owner, source, deadline, lambda mapping: plan_blocks(ref, mapping, into, block_ids))
+        self._read("kv", ref.owner, source, deadline, lambda mapping: plan_blocks(ref, mapping, into, block_ids))
         self._check_sum(ref.checksum, into, block_ids)
+        self._faults.at("kv.verified")
 
     def open(self, endpoint: Endpoint, deadline: float | None = None) -> str:
         """The transport to a neighbour, with its arenas opened ahead of the first ref. Raises as reading does."""
@@ -113,19 +119,23 @@ class Reader:
         self._connections.forget_all()
         self._quarantine.let_go()
 
-    def _read(self, owner: Endpoint, shard: Shard, deadline: float | None, plan: Callable[[Mapping], Pull]) -> None:
+    def _read(
+        self, kind: str, owner: Endpoint, shard: Shard, deadline: float | None, plan: Callable[[Mapping], Pull]
+    ) -> None:
         limit = self._deadline(deadline)
         self._quarantine.let_go()
         with ExitStack() as held:
             source = self._source(owner, shard, limit, held)
             pull = plan(source)
             self._require_here(pull.into)
-            pull = replace(pull, home=self._home(pull.into))
+            pull = replace(pull, home=self._home(pull.into), halfway=self._halfway(kind))
+            self._faults.at(f"{kind}.begin")
             try:
                 found = self._copier.copy(pull, limit)
             except CopyAbandoned as error:
                 self._quarantine.hold(error.ended, pull.into, held.pop_all().close)
                 raise TransferFailed(error.message) from error
+            self._faults.at(f"{kind}.copied", lambda: spoil(pull))
             pull.verify(found)
 
     def _source(self, owner: Endpoint, shard: Shard, limit: float, held: ExitStack) -> Mapping:
@@ -147,6 +157,9 @@ class Reader:
         """The slab of this worker that the destination lies in, if it lies in one."""
         return next((slab for slab in self._local_slabs.values() if overlap(slab.data, into)), None)
 
+    def _halfway(self, kind: str) -> Callable[[], None] | None:
+        return partial(self._faults.at, f"{kind}.middle") if self._faults.on else None
+
     def _deadline(self, deadline: float | None) -> float:
         limit = time.monotonic() + self._settings.copy_timeout_seconds
         return limit if deadline is None else min(limit, deadline)
@@ -158,6 +171,12 @@ class Reader:
     def _check_sum(self, wanted: bytes, into: Tensor, rows: Sequence[int] | None = None) -> None:
         if wanted and (found := self._copier.checksum(into, rows)) != wanted:
             raise TransferFailed(f"the copy has checksum {found.hex()}, the owner's is {wanted.hex()}")
+
+
+def spoil(pull: Pull) -> None:
+    """For tests: the last byte that was copied becomes another."""
+    for run in pull.runs[-1:]:
+        pull.into[run.target + run.num_bytes - 1] ^= 0xFF
 
 
 def _copier(device: torch.device) -> Copier:
