@@ -45,7 +45,10 @@ class Fleet:
         metrics.add_workers(self._gauges)
         nonce = secrets.token_bytes(16)
         probe = _probe_memory(nonce) if media_by_memfd else None
-        self._identity = RouterIdentity(self.router_id, fingerprint, settings.status_interval_seconds, probe, nonce)
+        self._identity = RouterIdentity(
+            *(self.router_id, fingerprint, settings.status_interval_seconds, probe, nonce),
+            settings.status_timeout_seconds,
+        )
         self._known: dict[str, KnownWorker] = {worker.worker_id: worker for worker in workers}
         self._links: dict[str, WorkerLink] = {}
         self._rows: list[WorkerLink] = []

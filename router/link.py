@@ -26,7 +26,6 @@ from triptych.router.token_feed import TokenFeed
 
 logger = logging.getLogger(__name__)
 
-STATUS_TIMEOUT_SECONDS = 5.0
 MISSES_UNTIL_LOST = 3
 CANCEL_TIMEOUT_SECONDS = 2.0
 
@@ -51,6 +50,7 @@ class RouterIdentity:
     status_interval_seconds: float
     probe: MediaMemory | None  # holds the router's nonce; None: media always travel in chunks
     nonce: bytes = b""
+    status_timeout_seconds: float = 5.0
 
 
 class LinkState(enum.StrEnum):
@@ -186,7 +186,7 @@ class WorkerLink:
             self._ask_now.clear()
             asked_at = clock()
             try:
-                reply = await self.calls.status(self._question(), timeout=STATUS_TIMEOUT_SECONDS)
+                reply = await self.calls.status(self._question(), timeout=self._identity.status_timeout_seconds)
             except grpc.aio.AioRpcError as error:
                 self._missed(error)
             else:
@@ -198,8 +198,9 @@ class WorkerLink:
                 pass
 
     def _question(self) -> worker_pb2.StatusRequest:
+        identity = self._identity
         request = worker_pb2.StatusRequest(
-            envelope=wire.envelope(new_request_id(), 0, self._identity.router_id, 0, STATUS_TIMEOUT_SECONDS, b"")
+            envelope=wire.envelope(new_request_id(), 0, identity.router_id, 0, identity.status_timeout_seconds, b"")
         )
         if self._identity.probe is not None and not self.status.worker_id:
             where = self._identity.probe.descriptor

@@ -74,6 +74,7 @@ class RouterSettings:
     stage_timeout_seconds: float = 60.0  # without progress in a stage
     default_max_tokens: int = 0  # 0: whatever the context leaves
     status_interval_seconds: float = 0.5
+    status_timeout_seconds: float = 5.0  # a worker is lost once three questions in a row went unanswered for so long
     api_key: str = ""
     log_level: str = "info"
 
@@ -87,6 +88,7 @@ class RouterSettings:
         _require_positive(
             *("router", self, "max_body_bytes", "max_image_bytes", "max_image_pixels", "media_budget_bytes"),
             *("fetch_timeout_seconds", "request_timeout_seconds", "stage_timeout_seconds", "status_interval_seconds"),
+            "status_timeout_seconds",
         )
 
 
