@@ -13,8 +13,8 @@ from triptych.journey import ClaimId, Endpoint
 from triptych.pb import common_pb2
 from triptych.pb import worker_pb2 as pb
 from triptych.pb.worker_pb2_grpc import WorkerStub
+from triptych.transfer.arena import ArenaInfo, CudaIpcInfo, NixlInfo, ShmInfo
 from triptych.transfer.faults import Faults
-from triptych.transfer.slab import ArenaInfo, CudaIpcInfo, ShmInfo
 
 log = logging.getLogger(__name__)
 
@@ -143,11 +143,22 @@ def arena_to_pb(info: ArenaInfo) -> pb.Arena:
                 memory_handle=ipc.memory_handle, event_handles=list(ipc.event_handles), device_uuid=ipc.device_uuid
             )
         )
+    if info.nixl is not None:
+        nixl = info.nixl
+        message.nixl.CopyFrom(
+            pb.Nixl(
+                agent=nixl.agent,
+                metadata=nixl.metadata,
+                address=nixl.address,
+                device=nixl.device,
+                vram=nixl.vram,
+            )
+        )
     return message
 
 
 def arena_from_pb(message: pb.Arena) -> ArenaInfo:
-    shm, ipc = message.shm, message.cuda_ipc
+    shm, ipc, nixl = message.shm, message.cuda_ipc, message.nixl
     return ArenaInfo(
         id=message.id,
         kind=message.kind,
@@ -161,5 +172,8 @@ def arena_from_pb(message: pb.Arena) -> ArenaInfo:
         shm=ShmInfo(shm.host_id, shm.pid, shm.fd) if message.HasField("shm") else None,
         cuda_ipc=CudaIpcInfo(ipc.memory_handle, tuple(ipc.event_handles), ipc.device_uuid)
         if message.HasField("cuda_ipc")
+        else None,
+        nixl=NixlInfo(nixl.agent, nixl.metadata, nixl.address, nixl.device, nixl.vram)
+        if message.HasField("nixl")
         else None,
     )

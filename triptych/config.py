@@ -133,6 +133,9 @@ class LanguageSettings:
         _require(self.max_model_len >= 0, "language.max_model_len", self.max_model_len, "0 (the model's own) or more")
 
 
+TRANSPORTS = ("local", "cuda_ipc", "shm", "nixl")  # in the order in which they are tried
+
+
 @dataclass(frozen=True, slots=True)
 class TransferSettings:
     """Claims and copies between workers."""
@@ -143,7 +146,20 @@ class TransferSettings:
     checksums: bool = False  # verify every ref's bytes; always on in tests
     faults: str = ""  # for tests: the folder with what shall go wrong (transfer/faults.py); empty: nothing
 
+    transports: tuple[str, ...] = TRANSPORTS  # which may be used; the nearest that works is
+    nixl_interface: str = ""  # network devices for NIXL, as in UCX_NET_DEVICES; empty: UCX chooses
+    nixl_tls: str = ""  # what UCX may use, as in UCX_TLS (tcp, or rc,cuda); empty: UCX chooses
+    nixl_window_bytes: int = 0  # memory that one read over NIXL lands in. 0: 64 MiB on CUDA, 8 MiB on the CPU
+    nixl_windows: int = 4  # reads over NIXL at once; made when the first neighbour is reached by it
+    nixl_staging_bytes: int = 0  # where an owner packs scattered pieces. 0: 256 MiB on CUDA, 32 MiB on the CPU
+    nixl_pack_below_bytes: int = 1 * MIB  # pieces that are smaller on average are packed by their owner; 0: never
+
     def __post_init__(self) -> None:
+        for name in self.transports:
+            _require_choice("transfer.transports", name, TRANSPORTS)
+        for number in ("nixl_window_bytes", "nixl_staging_bytes", "nixl_pack_below_bytes"):
+            _require(getattr(self, number) >= 0, f"transfer.{number}", getattr(self, number), "0 or more")
+        _require(self.nixl_windows >= 1, "transfer.nixl_windows", self.nixl_windows, "at least 1")
         _require_positive("transfer", self, "lease_seconds", "sweep_interval_seconds", "copy_timeout_seconds")
 
 

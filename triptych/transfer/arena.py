@@ -46,11 +46,28 @@ class CudaIpcInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class NixlInfo:
+    """The slab as the owner's NIXL agent has registered it. Descriptors are made of these numbers alone."""
+
+    agent: str
+    metadata: bytes  # NIXL's own binary form of what the agent has registered and how it is reached; no pickle
+    address: int  # of the slab's first byte, in the owner's memory
+    device: int  # the owner's number for its GPU; 0 in host memory
+    vram: bool
+
+    def __post_init__(self) -> None:
+        if not self.agent or not self.metadata or self.address <= 0:
+            raise InvalidRecord(
+                f"NIXL agent {self.agent!r} with {len(self.metadata)} bytes of metadata names address {self.address:#x}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class ArenaInfo:
     """One exported slab. Offsets are bytes from its first; every part lies inside it, in order."""
 
     id: int
-    kind: str  # embedding, kv
+    kind: str  # embedding, kv, staging
     num_bytes: int
     words_offset: int
     data_offset: int
@@ -60,6 +77,7 @@ class ArenaInfo:
     shm: ShmInfo | None = None
     cuda_ipc: CudaIpcInfo | None = None
     rank: int = 0
+    nixl: NixlInfo | None = None
 
     def __post_init__(self) -> None:
         if self.unit_bytes <= 0 or self.num_units <= 0:
