@@ -4,12 +4,14 @@ Latency names and buckets follow vLLM's, so that stock dashboards work with a ch
 SGLang's stems; tier labels follow Dynamo's `worker_type`. No id, URL or digest is ever a label.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -24,6 +26,11 @@ LATENCY_BUCKETS = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 STAGE_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+COPY_SECONDS_BUCKETS = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0),
+)
+COPY_BYTES_BUCKETS = tuple(float(4**power) for power in range(5, 16))  # 1 KiB to 1 GiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,8 @@ WORKER_GAUGES = (
     Metric("prefill_requests", "gauge", "Prompts accepted or waiting"),
     Metric("decode_sequences", "gauge", "Sequences decoding"),
     Metric("decode_reservations_queued", "gauge", "Requests waiting for KV blocks"),
+    Metric("kv_sent_tokens_total", "gauge", "Prompt tokens whose KV came from another worker to be decoded behind"),
+    Metric("kv_kept_tokens_total", "gauge", "Prompt tokens whose KV was at the decode worker already, and not sent"),
     Metric("landing_bytes", "gauge", "Landing memory reserved for embedding rows"),
     Metric("claims", "gauge", "Claims on exported memory"),
     Metric("late_releases_total", "gauge", "Releases of claims that were gone already"),
@@ -104,6 +113,38 @@ WORKER_GAUGES = (
     Metric("rss_bytes", "gauge", "Resident memory of the process"),
     Metric("device_bytes", "gauge", "Device memory allocated by the process"),
 )
+
+_PAIR_LABELS = ("worker_id", "worker_type", "owner_role", "consumer_role", "transport")
+
+# Made of what StatusReply tells of paths and copies; the worker is the one that reads.
+PAIR_METRIC = Metric(
+    "triptych:transfer_pair_info", "gauge", "Neighbours by the path to them; transport none: no path", _PAIR_LABELS
+)
+COPY_SECONDS_METRIC = Metric(
+    *("triptych:transfer_seconds", "histogram", "One copy out of a neighbour's memory, its checks included"),
+    *(_PAIR_LABELS, COPY_SECONDS_BUCKETS),
+)
+COPY_BYTES_METRIC = Metric(
+    *("triptych:transfer_bytes", "histogram", "Bytes of one copy out of a neighbour's memory"),
+    *(_PAIR_LABELS, COPY_BYTES_BUCKETS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PairCounts:
+    """What one worker tells of one kind of neighbour and one transport to them.
+
+    by_seconds, by_bytes: copies per bucket, not cumulative, one more than there are buckets; empty for no copy
+    """
+
+    owner_role: str
+    consumer_role: str
+    transport: str
+    num_neighbours: int = 0
+    by_seconds: tuple[int, ...] = ()
+    by_bytes: tuple[int, ...] = ()
+    seconds: float = 0.0
+    num_bytes: int = 0
 
 
 class RouterMetrics:
@@ -145,15 +186,40 @@ class RouterMetrics:
 
 
 class WorkerGauges(Collector):
-    """The latest StatusReply gauges of every worker, as Prometheus families labelled by worker and tier."""
+    """The latest StatusReply of every worker, as Prometheus families labelled by worker and tier."""
 
     def __init__(self) -> None:
         self.by_worker: dict[tuple[str, str], Mapping[str, float]] = {}  # (worker id, worker_type) -> gauges
+        self.pairs_by_worker: dict[tuple[str, str], Sequence[PairCounts]] = {}
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | HistogramMetricFamily]:
         for metric in WORKER_GAUGES:
             family = GaugeMetricFamily(f"triptych:{metric.name}", metric.help, labels=("worker_id", "worker_type"))
             for (worker_id, worker_type), gauges in self.by_worker.items():
                 if metric.name in gauges:
                     family.add_metric((worker_id, worker_type), gauges[metric.name])
             yield family
+        yield from self._pairs()
+
+    def _pairs(self) -> Iterator[GaugeMetricFamily | HistogramMetricFamily]:
+        neighbours = GaugeMetricFamily(PAIR_METRIC.name, PAIR_METRIC.help, labels=PAIR_METRIC.labels)
+        seconds, num_bytes = (
+            HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+            for metric in (COPY_SECONDS_METRIC, COPY_BYTES_METRIC)
+        )
+        for worker, pairs in self.pairs_by_worker.items():
+            for pair in pairs:
+                labels = (*worker, pair.owner_role, pair.consumer_role, pair.transport)
+                if pair.num_neighbours:
+                    neighbours.add_metric(labels, pair.num_neighbours)
+                if pair.by_seconds:
+                    seconds.add_metric(labels, _cumulative(COPY_SECONDS_BUCKETS, pair.by_seconds), pair.seconds)
+                if pair.by_bytes:
+                    num_bytes.add_metric(labels, _cumulative(COPY_BYTES_BUCKETS, pair.by_bytes), pair.num_bytes)
+        yield from (neighbours, seconds, num_bytes)
+
+
+def _cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """As Prometheus has buckets: how many were at most that large."""
+    names = [*map(floatToGoString, bounds), "+Inf"]
+    return list(zip(names, accumulate(counts), strict=True))

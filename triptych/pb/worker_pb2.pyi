@@ -199,8 +199,40 @@ class Gauge(_message.Message):
     value: float
     def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
 
+class TransferPath(_message.Message):
+    __slots__ = ("owner", "owner_role", "consumer_role", "transport", "refused")
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    OWNER_ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_ROLE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    owner: str
+    owner_role: str
+    consumer_role: str
+    transport: str
+    refused: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, owner: _Optional[str] = ..., owner_role: _Optional[str] = ..., consumer_role: _Optional[str] = ..., transport: _Optional[str] = ..., refused: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TransferCopies(_message.Message):
+    __slots__ = ("owner_role", "consumer_role", "transport", "by_seconds", "by_bytes", "seconds", "num_bytes")
+    OWNER_ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONSUMER_ROLE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    BY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    owner_role: str
+    consumer_role: str
+    transport: str
+    by_seconds: _containers.RepeatedScalarFieldContainer[int]
+    by_bytes: _containers.RepeatedScalarFieldContainer[int]
+    seconds: float
+    num_bytes: int
+    def __init__(self, owner_role: _Optional[str] = ..., consumer_role: _Optional[str] = ..., transport: _Optional[str] = ..., by_seconds: _Optional[_Iterable[int]] = ..., by_bytes: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
 class StatusReply(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "roles", "state", "model_fingerprint", "device", "gauges", "idle", "violation", "probe_readable", "probe_reason", "host_id", "pid", "max_model_len", "block_size", "kv_blocks", "max_item_tokens", "protocol")
+    __slots__ = ("worker_id", "incarnation", "roles", "state", "model_fingerprint", "device", "gauges", "idle", "violation", "probe_readable", "probe_reason", "host_id", "pid", "max_model_len", "block_size", "kv_blocks", "max_item_tokens", "protocol", "paths", "copies")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +251,8 @@ class StatusReply(_message.Message):
     KV_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MAX_ITEM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    PATHS_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     roles: _containers.RepeatedScalarFieldContainer[str]
@@ -237,4 +271,6 @@ class StatusReply(_message.Message):
     kv_blocks: int
     max_item_tokens: int
     protocol: int
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., roles: _Optional[_Iterable[str]] = ..., state: _Optional[str] = ..., model_fingerprint: _Optional[bytes] = ..., device: _Optional[str] = ..., gauges: _Optional[_Iterable[_Union[Gauge, _Mapping]]] = ..., idle: bool = ..., violation: _Optional[str] = ..., probe_readable: bool = ..., probe_reason: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., max_item_tokens: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
+    paths: _containers.RepeatedCompositeFieldContainer[TransferPath]
+    copies: _containers.RepeatedCompositeFieldContainer[TransferCopies]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., roles: _Optional[_Iterable[str]] = ..., state: _Optional[str] = ..., model_fingerprint: _Optional[bytes] = ..., device: _Optional[str] = ..., gauges: _Optional[_Iterable[_Union[Gauge, _Mapping]]] = ..., idle: bool = ..., violation: _Optional[str] = ..., probe_readable: bool = ..., probe_reason: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., max_item_tokens: _Optional[int] = ..., protocol: _Optional[int] = ..., paths: _Optional[_Iterable[_Union[TransferPath, _Mapping]]] = ..., copies: _Optional[_Iterable[_Union[TransferCopies, _Mapping]]] = ...) -> None: ...
