@@ -32,7 +32,8 @@ ARROWS: Mapping[str, set[str]] = {
     "services.encoder": TIER | {"services"},
     "services.prefill": TIER | {"services"},
     "services.decode": TIER | {"services"},
-    "router": BASE | {"wire", "pb", "models"},  # of models the torch-free half; see the closure below
+    # Of models the torch-free half, see the closure below; of transfer the rules for whoever keeps claims alive.
+    "router": BASE | {"wire", "pb", "models", "transfer.protocol"},
     "cluster": TIER - {"wire", "pb"} | {"services", "router", "client"},
     "loadgen": {"errors", "config"},
     "client": {"errors", "config"},
@@ -85,6 +86,8 @@ WITHOUT_TORCH = (
         "engine.landing_books",
     ),
     "transfer.leases",
+    *("transfer.protocol.pulling", "transfer.protocol.takeover"),
+    *("transfer.protocol.renewing", "transfer.protocol.peering"),
 )
 ONLY_PILLOW = "multimodal.canonical"
 OPTIONAL_HARDWARE = {"cuda", "triton", "nixl", "flashinfer", "pynvml"}
