@@ -87,7 +87,7 @@ class TransferFigures:
             news = self._paths.get(arena.probe) != path
             self._paths[arena.probe] = path
         if news:
-            _log(arena, path)
+            log_path(arena, transport, refused, of=f" of {owner.address}")
 
     def forgotten(self, owner: Endpoint) -> None:
         """Its arenas are closed. That no path leads to one stays known until a path does, or another owner comes."""
@@ -125,11 +125,10 @@ class TransferFigures:
         self._paths.pop(probe, None)
 
 
-def _log(arena: ArenaInfo, path: TransferPath) -> None:
-    reasons = "; ".join(path.refused) or "first choice"
-    if path.transport == NO_TRANSPORT:
-        log.warning("no transport reaches %s arena %d of %s: %s", arena.kind, arena.id, path.owner.address, reasons)
-        return
-    log.info(
-        *("%s arena %d opened by %s, of %s (%s)", arena.kind, arena.id, path.transport, path.owner.address, reasons)
-    )
+def log_path(arena: ArenaInfo, transport: str, refused: Sequence[str], of: str = "") -> None:
+    """The path taken to an arena, or none, and what was tried before it."""
+    reasons = "; ".join(refused) or "first choice"
+    if transport == NO_TRANSPORT:
+        log.warning("no transport reaches %s arena %d%s: %s", arena.kind, arena.id, of, reasons)
+    else:
+        log.info("%s arena %d opened by %s%s (%s)", arena.kind, arena.id, transport, of, reasons)

@@ -1,7 +1,6 @@
 """Which transport joins this process to an arena: the first whose probe reads back, each refusal with its reason."""
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
 
 import torch
@@ -9,17 +8,21 @@ import torch
 from triptych.errors import TransferFailed
 from triptych.transfer.arena import ArenaInfo
 from triptych.transfer.cuda_ipc import open_cuda_ipc
+from triptych.transfer.figures import NO_TRANSPORT, log_path
 from triptych.transfer.local import open_local
 from triptych.transfer.mapping import Mapping
 from triptych.transfer.shm import open_shm
 from triptych.transfer.slab import Slab
 
-log = logging.getLogger(__name__)
+Tell = Callable[[ArenaInfo, str, Sequence[str]], None]
 
 
-def open_mapping(info: ArenaInfo, device: torch.device, local_slabs: MappingOf[int, Slab]) -> Mapping:
+def open_mapping(
+    info: ArenaInfo, device: torch.device, local_slabs: MappingOf[int, Slab], tell: Tell = log_path
+) -> Mapping:
     """The arena opened by the nearest transport that works: same process, then CUDA IPC, then shared memory.
 
+    tell: gets the arena, the transport (`none` where none works), and the reasons of those tried before
     Raises TransferFailed with every transport's reason when none does.
     """
     paths: tuple[tuple[str, Callable[[], Mapping]], ...] = (
@@ -34,6 +37,7 @@ def open_mapping(info: ArenaInfo, device: torch.device, local_slabs: MappingOf[i
         except TransferFailed as error:
             reasons.append(f"{name}: {error.message}")
             continue
-        log.info("%s arena %d opened by %s (%s)", info.kind, info.id, name, "; ".join(reasons) or "first choice")
+        tell(info, name, reasons)
         return mapping
+    tell(info, NO_TRANSPORT, reasons)
     raise TransferFailed(f"no transport reaches {info.kind} arena {info.id}: " + "; ".join(reasons))

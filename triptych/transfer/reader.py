@@ -17,10 +17,12 @@ from torch import Tensor
 from triptych.config import TransferSettings
 from triptych.errors import TransferFailed, WrongIncarnation
 from triptych.journey import EmbeddingRef, Endpoint, KVRef, Shard
+from triptych.transfer.arena import ArenaInfo
 from triptych.transfer.connections import Connect, Connections
 from triptych.transfer.cuda_copy import DeviceCopier
 from triptych.transfer.cuda_runtime import concrete_device
 from triptych.transfer.faults import Faults
+from triptych.transfer.figures import TransferFigures
 from triptych.transfer.local import open_local
 from triptych.transfer.mapping import Mapping, poll_until
 from triptych.transfer.pairing import open_mapping
@@ -48,13 +50,16 @@ class Reader:
         device: torch.device,
         settings: TransferSettings,
         faults: Faults | None = None,
+        figures: TransferFigures | None = None,
     ) -> None:
         self._faults = faults or Faults()
+        self._figures = figures or TransferFigures()
         self._owner = owner
         self._local_slabs = local_slabs
         self._device = concrete_device(device)
         self._settings = settings
-        self._connections = Connections(connect, lambda info: open_mapping(info, self._device, local_slabs))
+        self._connect = connect
+        self._connections = Connections(self._meet, self._open)
         self._copier = _copier(self._device)
         self._quarantine = Quarantine()
 
@@ -99,6 +104,7 @@ class Reader:
 
     def forget(self, endpoint: Endpoint) -> None:
         """Closes a neighbour's mappings, after the last copy out of them. A later ref connects anew."""
+        self._figures.forgotten(endpoint)
         self._connections.forget(endpoint)
         self._quarantine.let_go()
 
@@ -130,6 +136,7 @@ class Reader:
             self._require_here(pull.into)
             pull = replace(pull, home=self._home(pull.into), halfway=self._halfway(kind))
             self._faults.at(f"{kind}.begin")
+            began = time.monotonic()
             try:
                 found = self._copier.copy(pull, limit)
             except CopyAbandoned as error:
@@ -137,6 +144,16 @@ class Reader:
                 raise TransferFailed(error.message) from error
             self._faults.at(f"{kind}.copied", lambda: spoil(pull))
             pull.verify(found)
+            num_bytes = sum(run.num_bytes for run in pull.runs)
+            self._figures.copied(source.info.kind, source.transport, num_bytes, time.monotonic() - began)
+
+    def _meet(self, endpoint: Endpoint) -> Sequence[ArenaInfo]:
+        arenas = self._connect(endpoint)
+        self._figures.met(endpoint, arenas)
+        return arenas
+
+    def _open(self, info: ArenaInfo) -> Mapping:
+        return open_mapping(info, self._device, self._local_slabs, self._figures.tried)
 
     def _source(self, owner: Endpoint, shard: Shard, limit: float, held: ExitStack) -> Mapping:
         """The claimed arena; open until `held` closes."""
