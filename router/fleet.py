@@ -15,6 +15,7 @@ from triptych.journey import Endpoint, Role
 from triptych.metrics import RouterMetrics, WorkerGauges
 from triptych.multimodal.memfd import MediaMemory
 from triptych.router.link import KnownWorker, LinkState, RouterIdentity, WorkerLink
+from triptych.router.pairs import describe_paths, pair_counts
 from triptych.router.placement import Snapshot, place_items, place_prompt, place_stream
 
 logger = logging.getLogger(__name__)
@@ -157,6 +158,7 @@ class Fleet:
                 "pid": link.status.pid,
                 "idle": link.status.idle,
                 "media": "memfd" if link.media_by_memfd else "chunks",
+                "paths": describe_paths(link.status),
                 "gauges": dict(sorted(link.gauges.items())),
                 "booked": {str(role): link.bookings[role].total for role in sorted(link.roles)},
             }
@@ -195,6 +197,7 @@ class Fleet:
         self.snapshot = Snapshot.of(list(self._links))
         self._rows = [self._links[worker_id] for worker_id in self.snapshot.worker_ids]
         self._gauges.by_worker.clear()
+        self._gauges.pairs_by_worker.clear()
         for row, link in enumerate(self._rows):
             self._write(row, link)
 
@@ -209,6 +212,7 @@ class Fleet:
         self.snapshot.token_limits[row] = _token_limit(link)
         self.snapshot.item_limits[row] = link.status.max_item_tokens or math.inf  # 0 counts as not told
         self._gauges.by_worker[link.worker_id, _tier(link)] = link.gauges
+        self._gauges.pairs_by_worker[link.worker_id, _tier(link)] = pair_counts(link.status)
         news, self._news = self._news, asyncio.Event()
         news.set()
 

@@ -20,6 +20,7 @@ from triptych.models.loading import load_language
 from triptych.services.guard import Door
 from triptych.services.peers import Peers
 from triptych.transfer.faults import Faults
+from triptych.transfer.figures import TransferFigures
 from triptych.transfer.leases import LeaseTable
 from triptych.transfer.reader import Reader
 from triptych.transfer.slab import Slab, create_slab
@@ -44,6 +45,7 @@ class Site:
     leases: LeaseTable = field(default_factory=LeaseTable)
     slabs: dict[int, Slab] = field(default_factory=dict)
     faults: Faults = field(default_factory=Faults)
+    figures: TransferFigures = field(default_factory=TransferFigures)
 
     def add_slab(self, kind: str, arena_id: int, unit_bytes: int, num_units: int) -> Slab:
         slab = create_slab(kind, arena_id, unit_bytes, num_units, self.device)
@@ -103,7 +105,8 @@ class Language:
         self._copy_seconds = site.settings.transfer.copy_timeout_seconds
         self.peers = Peers(site.owner, site.card.fingerprint, self.layout, site.leases.release, site.faults)
         self.reader = Reader(
-            self.peers.connect, site.owner, site.slabs, site.device, site.settings.transfer, site.faults
+            *(self.peers.connect, site.owner, site.slabs, site.device, site.settings.transfer),
+            *(site.faults, site.figures),
         )
 
     def read_rows(self, ref: EmbeddingRef, into: torch.Tensor) -> None:

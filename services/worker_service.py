@@ -16,6 +16,7 @@ from triptych.pb import worker_pb2 as pb
 from triptych.pb.worker_pb2_grpc import WorkerServicer as GeneratedServicer
 from triptych.services.faulty import passing
 from triptych.services.guard import unary, work_key
+from triptych.services.pairs import copies_to_pb, paths_to_pb
 from triptych.services.peers import arena_to_pb
 from triptych.services.site import RoleWorker, Site, merge_gauges
 
@@ -88,6 +89,8 @@ class WorkerService(GeneratedServicer):
             block_size=site.settings.language.block_size,
             max_item_tokens=max(role.max_item_tokens for role in self._roles),
             protocol=wire.PROTOCOL,
+            paths=paths_to_pb(site.figures.paths()),
+            copies=copies_to_pb(site.figures.copies()),
         )
         if request.check_invariants:
             reply.violation = await asyncio.to_thread(self.violation)

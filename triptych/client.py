@@ -58,8 +58,25 @@ def run_status(arguments: argparse.Namespace) -> int:
         print("no worker is known yet; the server is still loading", file=sys.stderr)
         return 1
     # A pipe has no width, and a cut-off name would be of no use to whoever reads from it.
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console.print(table)
+    for line in path_lines(workers):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     return 0 if workers and all(worker["state"] == "ready" for worker in workers) else 1
+
+
+def path_lines(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How workers read from their neighbours, and below each one why by no nearer way."""
+    name_by_address = {worker["address"]: worker["worker_id"] for worker in workers}
+    lines = []
+    for worker in workers:
+        for path in worker.get("paths", ()):
+            owner = name_by_address.get(path["owner"], path["owner"])
+            what = "reads" if path["transport"] != "none" else "cannot read"
+            by = f" by {path['transport']}" if path["transport"] != "none" else ""
+            lines.append(f"{worker['worker_id']} {what} {owner}{by}")
+            lines += [f"    not by {reason}" for reason in path["refused"]]
+    return ["", *lines] if lines else []
 
 
 def _in_order(roles: Sequence[str]) -> list[str]:
