@@ -69,7 +69,9 @@ class Attempt:
             group.create_task(self._blaming(Role.ENCODE, self._encode(prefill)))
         else:
             self._prefilling()
-        await self._blaming(Role.PREFILL, prefill.run(self._decode is not None, self._take_kv, self._take_first))
+        kv_begin = self._decode.cached_tokens if self._decode is not None else 0
+        running = prefill.run(self._decode is not None, kv_begin, self._take_kv, self._take_first)
+        await self._blaming(Role.PREFILL, running)
         if self._decode is not None:
             await self._finish(self._decode)
         for watcher in watchers:

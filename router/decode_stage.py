@@ -7,7 +7,7 @@ from typing import Self
 import grpc.aio
 
 from triptych import wire
-from triptych.errors import TriptychError
+from triptych.errors import InternalError, TriptychError
 from triptych.journey import Role, Token
 from triptych.pb import common_pb2, decode_pb2
 from triptych.router.bookings import Booking
@@ -19,8 +19,10 @@ from triptych.router.stage_tools import StageTools
 class DecodeStage:
     """One request's blocks, Decode call and tokens at one worker, for one attempt."""
 
-    def __init__(self, tools: StageTools, link: WorkerLink, booking: Booking) -> None:
+    def __init__(self, tools: StageTools, link: WorkerLink, booking: Booking, cached_tokens: int) -> None:
+        """cached_tokens: of the prompt, whose KV the worker has already"""
         self.link = link
+        self.cached_tokens = cached_tokens
         self.landed = asyncio.Event()  # the worker has all the KV
         self._tools = tools
         self._booking = booking
@@ -37,13 +39,13 @@ class DecodeStage:
         booking = link.bookings[Role.DECODE].add(tokens / max(1, link.status.block_size))
         tools.used.add(link)
         try:
-            await link.hold(_reserve(tools, link))
+            cached_tokens = await link.hold(_reserve(tools, link))
         except BaseException:
             booking.close()
             raise
         booking.sent(tools.now())  # from now on the worker itself reports these blocks as taken
         tools.request.touch()
-        return cls(tools, link, booking)
+        return cls(tools, link, booking, cached_tokens)
 
     async def open(self) -> None:
         """Begins the Decode call, so that the reservation lives and dies with it."""
@@ -101,13 +103,21 @@ class DecodeStage:
         )
 
 
-async def _reserve(tools: StageTools, link: WorkerLink) -> None:
+async def _reserve(tools: StageTools, link: WorkerLink) -> int:
+    """Tokens of the prompt whose KV the worker has already. Raises InternalError for an answer that makes no sense."""
+    prepared = tools.request.prepared
     request = decode_pb2.ReserveRequest(
         envelope=tools.envelope(link),
         prompt_tokens=tools.prompt_tokens,
         max_tokens=tools.tokens_to_come,
-        branches=tools.request.prepared.branches,
+        branches=prepared.branches,
         lease_ms=tools.lease_ms,
+        layout=wire.layout_to_pb(prepared.layout),
+        cache_salt=prepared.cache_salt,
+        generated=tools.generated,
     )
     with worker_errors():
-        await link.calls.reserve(request, timeout=tools.seconds_left())
+        reply = await link.calls.reserve(request, timeout=tools.seconds_left())
+    if reply.cached_tokens >= tools.prompt_tokens:
+        raise InternalError(f"a decode worker has KV of {reply.cached_tokens} of {tools.prompt_tokens} prompt tokens")
+    return reply.cached_tokens

@@ -30,12 +30,15 @@ class PrefillStage:
         self._more_windows = True
         self._refs_given = 0
 
-    async def run(self, decode_follows: bool, take_kv: TakeKV, take_first: TakeFirst) -> None:
-        """Hands on every KV ref, then the first tokens, one per branch; returns when the call has ended."""
+    async def run(self, decode_follows: bool, kv_begin: int, take_kv: TakeKV, take_first: TakeFirst) -> None:
+        """Hands on every KV ref, then the first tokens, one per branch; returns when the call has ended.
+
+        kv_begin: tokens whose KV the decode worker has already, which is not sent
+        """
         booking = self.link.bookings[Role.PREFILL].add(self._tools.prompt_tokens)
         self._tools.used.add(self.link)
         try:
-            await self.link.hold(self._send_start(decode_follows, booking))
+            await self.link.hold(self._send_start(self._start(decode_follows, kv_begin), booking))
             await self.link.hold(self._listen(take_kv, take_first))
             self.finished.set()
         finally:
@@ -48,8 +51,8 @@ class PrefillStage:
         self._refs_given += 1
         await self._close_if_complete()
 
-    async def _send_start(self, decode_follows: bool, booking: Booking) -> None:
-        await self._outbox.send(prefill_pb2.PrefillRequest(start=self._start(decode_follows)))
+    async def _send_start(self, start: prefill_pb2.PrefillStart, booking: Booking) -> None:
+        await self._outbox.send(prefill_pb2.PrefillRequest(start=start))
         booking.sent(self._tools.now())
 
     async def _take_window(self, accepted: prefill_pb2.Accepted) -> None:
@@ -88,7 +91,7 @@ class PrefillStage:
         if not done:
             raise InternalError("a prefill worker ended a call without the first tokens")
 
-    def _start(self, decode_follows: bool) -> prefill_pb2.PrefillStart:
+    def _start(self, decode_follows: bool, kv_begin: int) -> prefill_pb2.PrefillStart:
         prepared = self._tools.request.prepared
         return prefill_pb2.PrefillStart(
             envelope=self._tools.envelope(self.link),
@@ -99,4 +102,5 @@ class PrefillStage:
             lease_ms=self._tools.lease_ms,
             generated=self._tools.generated,
             cache_salt=prepared.cache_salt,
+            kv_begin=kv_begin,
         )

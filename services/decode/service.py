@@ -3,11 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 
 from triptych import wire
+from triptych.engine.block_keys import BlockKeys
+from triptych.engine.jobs import Reserved
 from triptych.engine.loop import DecodeJob
 from triptych.errors import InternalError, InvalidRecord, TriptychError
 from triptych.journey import MOST_BRANCHES, RequestId, Token
@@ -30,6 +33,9 @@ class DecodeService(DecodeServicer):
         self._door = door
         self._worker = worker
         self._faults = faults
+        # One thread, so that reservations stay in order of arrival: a long prompt has many keys, which must hold up
+        # neither the event loop nor the engine's steps.
+        self._keying = ThreadPoolExecutor(1, thread_name_prefix="block-keys")
 
     @unary
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
@@ -39,16 +45,18 @@ class DecodeService(DecodeServicer):
         _require_branches(request.branches)
         key = work_key(request.envelope)
         loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[int | TriptychError] = loop.create_future()
+        outcome: asyncio.Future[Reserved | TriptychError] = loop.create_future()
 
-        def settle(value: int | TriptychError) -> None:
+        def settle(value: Reserved | TriptychError) -> None:
             if not outcome.done():
                 outcome.set_result(value)
 
-        def granted(value: int | TriptychError) -> None:  # on the engine thread
+        def granted(value: Reserved | TriptychError) -> None:  # on the engine thread
             loop.call_soon_threadsafe(settle, value)
 
         began = time.monotonic()
+        deadline = deadline_of(request.envelope)
+        keys = await loop.run_in_executor(self._keying, self._keys, request)
         try:
             self._worker.reserve(
                 request.envelope.router_id,
@@ -57,17 +65,22 @@ class DecodeService(DecodeServicer):
                 request.prompt_tokens,
                 request.max_tokens,
                 request.branches,
-                deadline_of(request.envelope),
+                deadline,
                 granted,
+                keys,
             )
-            blocks = await outcome
+            reserved = await outcome
             await passing(self._faults, "reserve.serve")
         except asyncio.CancelledError:
             self._worker.cancel(key)
             raise
-        if isinstance(blocks, TriptychError):
-            raise blocks
-        return pb.ReserveReply(reserved_blocks=blocks, queue_seconds=time.monotonic() - began)
+        if isinstance(reserved, TriptychError):
+            raise reserved
+        return pb.ReserveReply(
+            reserved_blocks=reserved.num_blocks,
+            queue_seconds=time.monotonic() - began,
+            cached_tokens=reserved.cached_tokens,
+        )
 
     @unary
     async def Decode(self, requests: AsyncIterator[pb.DecodeRequest], context: Any) -> pb.DecodeReply:
@@ -98,6 +111,14 @@ class DecodeService(DecodeServicer):
                 yield _batch(entries)
         finally:
             self._worker.detach(router_id, stream)
+
+    def _keys(self, request: pb.ReserveRequest) -> BlockKeys | None:
+        """What the prompt's beginning is found by; None where nothing is looked up. On a thread of its own."""
+        if not (request.HasField("layout") and self._worker.finds_prefixes):
+            return None
+        layout = wire.layout_from_pb(request.layout)
+        verify_layout(layout)
+        return self._worker.block_keys(layout, _tokens(request.generated), request.cache_salt)
 
     async def _take_over(self, key: RequestId, requests: AsyncIterator[pb.DecodeRequest]) -> tuple[Token, ...]:
         """Queue a pull per KV ref until the first tokens come."""
@@ -133,10 +154,14 @@ def _job(key: RequestId, start: pb.DecodeStart, first: tuple[Token, ...]) -> Dec
         sampling=wire.sampling_from_pb(start.sampling),
         branches=start.branches,
         choice=start.choice,
-        generated=tuple(int(token) for token in wire.tokens_from_bytes(start.generated)),
+        generated=_tokens(start.generated),
         first=first,
         deadline=deadline_of(start.envelope),
     )
+
+
+def _tokens(data: bytes) -> tuple[int, ...]:
+    return tuple(int(token) for token in wire.tokens_from_bytes(data))
 
 
 def _require_branches(branches: int) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
+from triptych.engine.block_keys import BlockKeys
+from triptych.engine.jobs import Reserved
 from triptych.engine.loop import DecodeJob
 from triptych.errors import ClaimExpired, InvalidRecord, TriptychError
-from triptych.journey import ClaimId, KVRef, RequestId, Role
+from triptych.journey import ClaimId, KVRef, Layout, RequestId, Role
 from triptych.services.decode.streams import RouterStream
 from triptych.services.site import Language, RoleWorker, Site
 
@@ -24,7 +26,9 @@ class _Handover:
 
     stream: RouterStream
     claim: ClaimId | None = None  # the reservation's own lease: a router that dies before Decode leaves nothing
-    landed_tokens: int = 0  # of contiguous refs whose pull was queued
+    cached_tokens: int = 0  # whose KV the reserved blocks held from the start
+    landed_tokens: int = 0  # those, and of contiguous refs behind them whose pull was queued
+    sent_tokens: int = 0  # of the latter, from another worker
     pulls: list[Future[None]] = field(default_factory=list)
 
 
@@ -42,6 +46,7 @@ class DecodeWorker(RoleWorker):
         self._lock = threading.Lock()
         self._handovers: dict[RequestId, _Handover] = {}
         self._streams: dict[str, RouterStream] = {}
+        self._sent_tokens = self._cached_tokens = 0  # of all prompts that began to be decoded
 
     # ------------------------------------------------------------------------------------------------ routers
 
@@ -66,6 +71,15 @@ class DecodeWorker(RoleWorker):
 
     # ------------------------------------------------------------------------------------------------ requests
 
+    @property
+    def finds_prefixes(self) -> bool:
+        """Whether KV that is here already is looked for."""
+        return self._site.settings.language.prefix_cache
+
+    def block_keys(self, layout: Layout, generated: tuple[int, ...], cache_salt: bytes) -> BlockKeys | None:
+        """What `reserve` finds a prompt's beginning by. Takes a while for a long one; not for the event loop."""
+        return self._engine.block_keys(layout, generated, cache_salt)
+
     def reserve(
         self,
         router_id: str,
@@ -75,23 +89,25 @@ class DecodeWorker(RoleWorker):
         max_tokens: int,
         branches: int,
         deadline: float,
-        on_done: Callable[[int | TriptychError], None],
+        on_done: Callable[[Reserved | TriptychError], None],
+        keys: BlockKeys | None = None,
     ) -> None:
-        """Blocks for the whole request, all or nothing; `on_done` gets their number or why not."""
+        """Blocks for the whole request, all or nothing; `on_done` gets what they are or why not."""
         with self._lock:
             stream = self._streams.get(router_id)
             if stream is None or not stream.add(key, branches):
                 raise InvalidRecord(f"router {router_id} must Attach before it reserves")
             self._handovers[key] = _Handover(stream)
 
-        def granted(outcome: int | TriptychError) -> None:
+        def granted(outcome: Reserved | TriptychError) -> None:
             if isinstance(outcome, TriptychError):
                 self._drop(key)
             else:
+                self._begin_behind(key, outcome.cached_tokens)
                 self._hold(key, max(0.0, deadline - time.monotonic()))
             on_done(outcome)
 
-        self._engine.reserve(key, attempt, prompt_tokens, max_tokens, branches, deadline, granted)
+        self._engine.reserve(key, attempt, prompt_tokens, max_tokens, branches, deadline, granted, keys)
 
     def pull(self, key: RequestId, ref: KVRef) -> None:
         """Copy a chunk's blocks into the reserved ones; returns at once. Raises when it does not follow the last."""
@@ -103,6 +119,8 @@ class DecodeWorker(RoleWorker):
                 )
             if handover is not None:
                 handover.landed_tokens = ref.tokens_end
+                if ref.owner != self._site.owner:
+                    handover.sent_tokens += ref.tokens_end - ref.tokens_begin
                 handover.pulls.append(self._pulls.submit(self._pull, key, ref))
         if handover is None:
             self._language.peers.release(ref.owner, ref.claim_id)
@@ -127,6 +145,8 @@ class DecodeWorker(RoleWorker):
             pull.result(timeout=0)
         with self._lock:
             known = self._handovers.pop(key, None) is handover
+            self._sent_tokens += handover.sent_tokens
+            self._cached_tokens += handover.cached_tokens
         if not known:
             raise ClaimExpired("the request was cancelled while its KV landed")
         self._site.faults.at("decode.start")
@@ -141,7 +161,9 @@ class DecodeWorker(RoleWorker):
         self._engine.cancel(key)
 
     def gauges(self) -> Mapping[str, float]:
-        return self._engine.snapshot()
+        with self._lock:
+            kv = {"kv_sent_tokens_total": self._sent_tokens, "kv_kept_tokens_total": self._cached_tokens}
+        return {**self._engine.snapshot(), **kv}
 
     def idle(self) -> bool:
         with self._lock:
@@ -154,6 +176,13 @@ class DecodeWorker(RoleWorker):
         self._pulls.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------------------------------------------ inside
+
+    def _begin_behind(self, key: RequestId, cached_tokens: int) -> None:
+        """KV refs go on behind what the reserved blocks hold already."""
+        with self._lock:
+            handover = self._handovers.get(key)
+            if handover is not None:
+                handover.cached_tokens = handover.landed_tokens = cached_tokens
 
     def _hold(self, key: RequestId, seconds: float) -> None:
         claim = self._site.leases.grant(key, seconds, lambda: self._expire(key))

@@ -101,6 +101,7 @@ def _job(start: pb.PrefillStart) -> PrefillJob:
         generated=generated,
         deadline=deadline_of(start.envelope),
         keep_kv=start.decode_follows,
+        kv_begin=start.kv_begin,
         cache_salt=start.cache_salt,
     )
 

@@ -91,16 +91,24 @@ class Pair:
     def begin(self, asked: Asked) -> tuple[RequestId, tuple[Token, ...]]:
         """A request whose KV has landed, ready to be decoded."""
         request_id = new_request_id()
-        self.reserve(request_id, asked).result()
-        sink = self.start_prefill(request_id, asked)
+        cached = self.reserve(request_id, asked).granted().cached_tokens
+        sink = self.start_prefill(request_id, asked, kv_begin=cached)
         first = sink.result()
-        self.hand_over(request_id, sink)
+        self.hand_over(request_id, sink, cached)
         return request_id, first
 
-    def reserve(self, request_id: RequestId, asked: Asked, deadline: float | None = None) -> Outcome:
+    def reserve(
+        self, request_id: RequestId, asked: Asked, deadline: float | None = None, cache_salt: bytes | None = b""
+    ) -> Outcome:
+        """cache_salt: None: nothing is looked up in the prefix cache"""
         outcome = Outcome()
         deadline = time.monotonic() + PATIENCE_SECONDS if deadline is None else deadline
-        self.decode.reserve(request_id, 0, asked.prompt_tokens, asked.more_tokens, asked.branches, deadline, outcome)
+        keys = None
+        if cache_salt is not None:
+            keys = self.decode.block_keys(asked.layout, asked.generated, cache_salt)
+        self.decode.reserve(
+            request_id, 0, asked.prompt_tokens, asked.more_tokens, asked.branches, deadline, outcome, keys
+        )
         return outcome
 
     def start_prefill(self, request_id: RequestId, asked: Asked, **changes: object) -> PromptSink:
@@ -124,10 +132,13 @@ class Pair:
         self._finish_copies()
         self.prefill.rows_landed(request_id, item_index)
 
-    def hand_over(self, request_id: RequestId, sink: PromptSink) -> None:
-        """Copy the announced blocks where the decode engine wants them, and give both shares back."""
+    def hand_over(self, request_id: RequestId, sink: PromptSink, cached_tokens: int = 0) -> None:
+        """Copy the announced blocks where the decode engine wants them, and give both shares back.
+
+        cached_tokens: whose KV is there already, and whose blocks the prefill was told not to announce
+        """
         mine = self.decode.share_prompt_blocks(request_id)
-        place = 0
+        place = cached_tokens // self.decode.limits.block_size
         for ready in sink.kv:
             targets = list(mine[place : place + len(ready.ids)])
             if self.decode is self.prefill:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from triptych.engine.jobs import Window
+from triptych.engine.jobs import Reserved, Window
 from triptych.errors import TriptychError
 from triptych.journey import BlockRef, RequestId, Token
 
@@ -130,10 +130,10 @@ class Outcome:
     """Hears of one reservation."""
 
     def __init__(self) -> None:
-        self.calls: list[int | TriptychError] = []
+        self.calls: list[Reserved | TriptychError] = []
         self._called = threading.Event()
 
-    def __call__(self, outcome: int | TriptychError) -> None:
+    def __call__(self, outcome: Reserved | TriptychError) -> None:
         self.calls.append(outcome)
         self._called.set()
 
@@ -142,6 +142,10 @@ class Outcome:
         return not self.calls
 
     def result(self) -> int:
+        """Blocks."""
+        return self.granted().num_blocks
+
+    def granted(self) -> Reserved:
         assert self._called.wait(PATIENCE_SECONDS), "the reservation was never answered"
         outcome = self.calls[-1]
         if isinstance(outcome, TriptychError):

@@ -41,7 +41,7 @@ def test_reservations_wait_in_order_for_room(model: LanguageModel, text: Asked) 
         ids = [new_request_id() for _ in range(4)]
         outcomes = [pair.reserve(request_id, text) for request_id in ids]
         assert [outcome.result() for outcome in outcomes[:2]] == [need, need]
-        assert pair.decode.snapshot()["decode_reservations_queued"] == 2
+        wait_until(lambda: pair.decode.snapshot()["decode_reservations_queued"] == 2, "the others do not wait")
         pair.decode.cancel(ids[1])
         assert outcomes[2].result() == need
         assert outcomes[3].is_pending

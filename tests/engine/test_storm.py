@@ -68,25 +68,25 @@ class Client:
 
     def travel(self) -> Answers:
         pair, asked = self.pair, self.asked
-        pair.reserve(self.request_id, asked).result()
+        cached = pair.reserve(self.request_id, asked).granted().cached_tokens
         sink = PromptSink()
         try:
-            self.prefill(sink)
+            self.prefill(sink, cached)
             first = sink.result()
         except TriptychError:
             sink.has_ended.wait()  # no more shares come after the end
             pair.give_back(sink)
             raise
         try:
-            pair.hand_over(self.request_id, sink)
+            pair.hand_over(self.request_id, sink, cached)
         except TriptychError:
             pair.give_back(sink)
             raise
         pair.decode.decode(asked.decode_job(self.request_id, first), pair.sink)
         return ids_of(pair.sink.answer(self.request_id, first))
 
-    def prefill(self, sink: PromptSink) -> None:
-        self.pair.prefill.prefill(self.asked.prefill_job(self.request_id), sink)
+    def prefill(self, sink: PromptSink, cached: int) -> None:
+        self.pair.prefill.prefill(self.asked.prefill_job(self.request_id, kv_begin=cached), sink)
         self.pair.land_all(self.request_id, self.asked, sink)
 
 

@@ -39,6 +39,7 @@ class BlockKeys:
     def __init__(self, layout: Layout, rows: RowMap, generated: tuple[int, ...], block_size: int, root: bytes) -> None:
         """root: from root_key"""
         self._layout = layout
+        self._generated = generated
         self._rows = rows
         self._ids = np.concatenate([layout.token_ids, np.array(generated, dtype=np.int32)]).astype("<i4", copy=False)
         self._block_size = block_size
@@ -59,6 +60,33 @@ class BlockKeys:
             previous = self._keys[-1] if self._keys else self._root
             self._keys.append(self._key(len(self._keys), previous))
         return self._keys[place]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the prompt, and what was generated behind it."""
+        return len(self._ids)
+
+    def compute(self) -> None:
+        """All keys, now and on this thread: afterwards asking for one costs nothing, on whichever thread."""
+        if len(self):
+            self[len(self) - 1]
+
+    def are_of(self, layout: Layout, generated: tuple[int, ...]) -> bool:
+        """Whether this is the prompt that the keys are made of."""
+        return self._layout.digest == layout.digest and self._generated == generated
+
+    def equal(self, other: "BlockKeys") -> bool:
+        """Whether the same prompt has the same keys there: of one model, tenant and block size."""
+        return self._root == other._root and self.are_of(other._layout, other._generated)
+
+    def legal(self, num_blocks: int) -> int:
+        """The most of these blocks that do not end inside an atomic span.
+
+        A block that ends inside one depends on tokens behind it, which its key does not cover.
+        """
+        while (end := self._rows.legal_end(num_blocks * self._block_size)) < num_blocks * self._block_size:
+            num_blocks = end // self._block_size
+        return num_blocks
 
     def _key(self, place: int, previous: bytes) -> bytes:
         begin, end = place * self._block_size, (place + 1) * self._block_size
@@ -92,6 +120,15 @@ class BlockKeys:
         runs = [run for run in self._layout.atomic if run.start < end and run.end > begin]
         numbers = [number for run in runs for number in (run.start - begin, run.length)]
         return struct.pack(f"<Q{len(numbers)}q", len(runs), *numbers)
+
+
+def computed_keys(
+    fingerprint: bytes, layout: Layout, generated: tuple[int, ...], salt: bytes, block_size: int
+) -> BlockKeys:
+    """All keys of a prompt, computed on this thread: some 10 us a block."""
+    keys = BlockKeys(layout, RowMap(layout), generated, block_size, root_key(fingerprint, salt))
+    keys.compute()
+    return keys
 
 
 def _name(item: Item) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from triptych.engine.jobs import DecodeJob, DecodeSink, check_branches, check_decode, require_newer
+from triptych.engine.jobs import DecodeJob, DecodeSink, Reserved, check_branches, check_decode, require_newer
 from triptych.engine.mailbox import News, NewsQueue
 from triptych.engine.scheduler import Scheduler
 from triptych.engine.sequence import DecodeSequence, Reservation
@@ -27,7 +27,7 @@ from triptych.errors import (
 )
 from triptych.journey import RequestId, Token
 
-OnReserved = Callable[[int | TriptychError], None]
+OnReserved = Callable[[Reserved | TriptychError], None]
 SinkEntry = tuple[RequestId, int, Token]  # request, attempt, token
 
 
@@ -90,6 +90,7 @@ class DecodeDesk:
     def start(self, job: DecodeJob, sink: DecodeSink) -> Sequence[tuple[int, int]]:
         """Decode in the reserved blocks; the block copies, (from, to), that must be made before the next step.
 
+        Its prompt's KV has landed, and was verified: the full blocks of it go into the prefix cache.
         Raises ClaimExpired when the request has no reservation here, and another TriptychError for a job that does
         not fit it; then the reservation is gone.
         """
@@ -102,6 +103,7 @@ class DecodeDesk:
         except TriptychError:
             self._forget(job.request_id)
             raise
+        self._scheduler.prompt_landed(task.reservation)
         branches = _unfinished_branches(job)
         if not branches:
             self._forget(job.request_id)
@@ -126,11 +128,14 @@ class DecodeDesk:
                 del self._tasks[request_id]
 
     def end(self, request_id: RequestId, error: TriptychError) -> None:
-        """Free everything and tell why; nothing for a request that is not here."""
+        """Free everything and tell why; nothing for a request that is not here.
+
+        Behind an InternalError the KV of its prompt may be wrong: nobody finds it in the prefix cache any more.
+        """
         task = self._tasks.get(request_id)
         if task is None:
             return
-        self._forget(request_id)
+        self._forget(request_id, spoiled=isinstance(error, InternalError))
         self._news.extend(News(partial(on_done, error)) for on_done in task.waiting)
         if task.sink is not None:
             self._news.append(News(partial(task.sink.failed, request_id, task.reservation.attempt, error)))
@@ -140,7 +145,9 @@ class DecodeDesk:
             self.end(request_id, error)
 
     def expire(self, now: float) -> None:
-        """End the requests whose time is up."""
+        """End the requests whose time is up, and those that would be decoded behind KV that may be wrong."""
+        for request_id in self._scheduler.baseless():
+            self.end(request_id, _baseless())
         for task in [task for task in self._tasks.values() if task.deadline <= now]:
             error: TriptychError = DeadlineExceeded("the request's deadline has passed while it was decoding")
             if task.job is None:
@@ -161,7 +168,8 @@ class DecodeDesk:
 
     def _tell_granted(self, task: DecodeTask) -> None:
         for on_done in task.waiting:
-            call = partial(on_done, task.reservation.num_blocks)
+            held = task.reservation
+            call = partial(on_done, Reserved(held.num_blocks, held.num_cached_blocks * held.block_size))
             self._news.append(News(call, partial(self._refused, {task.reservation.request_id})))
         task.waiting.clear()
 
@@ -169,13 +177,13 @@ class DecodeDesk:
         for request_id in request_ids:
             self.end(request_id, InternalError("whoever waits for this request failed to take the news"))
 
-    def _forget(self, request_id: RequestId) -> None:
+    def _forget(self, request_id: RequestId, spoiled: bool = False) -> None:
         del self._tasks[request_id]
-        self._scheduler.drop_decode(request_id)
+        self._scheduler.drop_decode(request_id, spoiled)
 
 
 def _check_reservation(reservation: Reservation, max_model_len: int) -> None:
-    """Raises ContextTooLong or InvalidRequest for one that makes no sense."""
+    """Raises ContextTooLong, InvalidRequest or LayoutMismatch for one that makes no sense."""
     if reservation.prompt_tokens >= max_model_len:
         raise ContextTooLong(
             f"the prompt has {reservation.prompt_tokens} tokens, the context takes {max_model_len - 1} and an answer"
@@ -183,19 +191,34 @@ def _check_reservation(reservation: Reservation, max_model_len: int) -> None:
     if min(reservation.prompt_tokens, reservation.max_tokens) < 1:
         raise InvalidRequest(f"{reservation.max_tokens} tokens behind {reservation.prompt_tokens}, expected both > 0")
     check_branches(reservation.branches)
+    if reservation.keys is not None and reservation.keys.num_tokens != reservation.prompt_tokens:
+        raise LayoutMismatch(
+            f"blocks for {reservation.prompt_tokens} tokens are asked for a prompt of {reservation.keys.num_tokens}"
+        )
 
 
 def _check_reserved(job: DecodeJob, reservation: Reservation, max_model_len: int) -> None:
-    """Raises LayoutMismatch or InvalidRequest unless the job is what the blocks were reserved for."""
+    """Raises LayoutMismatch or InvalidRequest unless the job is what the blocks were reserved for.
+
+    Raises ClaimExpired when it would be decoded behind KV that may be wrong.
+    """
     prompt_tokens = job.layout.num_tokens + len(job.generated)
     if prompt_tokens != reservation.prompt_tokens or job.branches != reservation.branches:
         raise LayoutMismatch(
             f"blocks are reserved for {reservation.branches} branches behind {reservation.prompt_tokens} tokens, "
             f"{job.branches} came behind {prompt_tokens}"
         )
+    if reservation.keys is not None and not reservation.keys.are_of(job.layout, job.generated):
+        raise LayoutMismatch(f"blocks are reserved for another prompt than the one of {prompt_tokens} tokens that came")
+    if reservation.is_baseless:
+        raise _baseless()
     still = min(job.sampling.max_tokens - len(job.generated), max_model_len - prompt_tokens)
     if still > reservation.max_tokens:
         raise InvalidRequest(f"{still} tokens may follow, blocks are reserved for {reservation.max_tokens}")
+
+
+def _baseless() -> ClaimExpired:
+    return ClaimExpired("a step with the cached blocks that this reservation begins with has failed; reserve again")
 
 
 def _unfinished_branches(job: DecodeJob) -> list[DecodeSequence]:

@@ -7,7 +7,7 @@ calls it under its lock.
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -41,21 +41,50 @@ class DecodePlaces:
     def request_ids(self) -> set[RequestId]:
         return set(self._reservations) | set(self._branches)
 
-    def grant(self, reservation: Reservation) -> list[int]:
-        """Reserve its blocks, which must be free."""
-        blocks = self._ledger.reserve(_reservation_key(reservation.request_id), reservation.num_blocks)
-        reservation.blocks = tuple(blocks)
+    def grant(self, reservation: Reservation, cached: Sequence[int] = ()) -> list[int]:
+        """Reserve its blocks, which must be free, behind those, kept, that its prompt begins with; the former."""
+        key = _reservation_key(reservation.request_id)
+        self._ledger.reuse(key, cached)
+        blocks = self._ledger.reserve(key, reservation.num_blocks - len(cached))
+        reservation.blocks = (*cached, *blocks)
+        reservation.num_cached_blocks = len(cached)
         self._reservations[reservation.request_id] = reservation
         return blocks
 
     def begin_with(self, reservation: Reservation, cached: Sequence[int]) -> int:
-        """Put these blocks, whose content is kept, in place of the first reserved ones; how many more are free now."""
+        """Put these blocks, whose content is kept, in place of the first reserved ones; how many more are free now.
+
+        Those that the reservation began with are the first of them.
+        """
         pool = self._ledger.pool
         before = pool.num_free_blocks
-        own = reservation.blocks[: len(cached)]
-        self._ledger.exchange(_reservation_key(reservation.request_id), own, cached)
-        reservation.blocks = (*cached, *reservation.blocks[len(cached) :])
+        known, end = reservation.num_cached_blocks, len(cached)
+        own = reservation.blocks[known:end]
+        self._ledger.exchange(_reservation_key(reservation.request_id), own, cached[known:])
+        reservation.blocks = (*cached, *reservation.blocks[end:])
         return pool.num_free_blocks - before
+
+    def doubt(self, is_known: Callable[[int], bool]) -> None:
+        """Blocks have been forgotten: mark the reservations that began with such."""
+        for reservation in self._reservations.values():
+            cached = reservation.blocks[: reservation.num_cached_blocks]
+            reservation.is_baseless = reservation.is_baseless or not all(map(is_known, cached))
+
+    def baseless(self) -> list[RequestId]:
+        """Those whose reservations are marked."""
+        return [request_id for request_id, held in self._reservations.items() if held.is_baseless]
+
+    def blocks(self, request_id: RequestId) -> list[int]:
+        """Of the request's reservation or branches, that its prompt's KV is in or its tokens', each once."""
+        held = self._reservations.get(request_id)
+        tables = [held.prompt_blocks] if held is not None else []
+        tables += [tuple(branch.blocks.tolist()) for branch in self._branches.get(request_id, ())]
+        return list(dict.fromkeys(block for table in tables for block in table))
+
+    @property
+    def reservations(self) -> Iterable[Reservation]:
+        """Granted ones, whose decoding has not started."""
+        return self._reservations.values()
 
     def reservation(self, request_id: RequestId) -> Reservation | None:
         """Granted, and its decoding has not started."""

@@ -18,6 +18,7 @@ class PrefillJob:
     choice:    choice index of the first branch
     deadline:  on time.monotonic
     keep_kv:   False where nobody will decode: no KV is announced
+    kv_begin:  so many tokens' KV is where the prompt will be decoded; blocks that hold nothing behind are not announced
     cache_salt: KV is shared only with prompts of the same salt
     """
 
@@ -30,6 +31,7 @@ class PrefillJob:
     generated: tuple[int, ...] = ()
     deadline: float = math.inf
     keep_kv: bool = True
+    kv_begin: int = 0
     cache_salt: bytes = b""
 
 
@@ -49,6 +51,14 @@ class DecodeJob:
     generated: tuple[int, ...] = ()
     first: tuple[Token, ...] = ()
     deadline: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Blocks for all that a request may need, of which the first hold the KV of so many tokens already."""
+
+    num_blocks: int
+    cached_tokens: int = 0  # whole blocks; at least one token of the prompt is behind them
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +124,8 @@ def check_prefill(job: PrefillJob, vocab_size: int, max_model_len: int) -> None:
     total = job.layout.num_tokens + len(job.generated)
     if total >= max_model_len:
         raise ContextTooLong(f"the prompt has {total} tokens, the context takes {max_model_len - 1} and an answer")
+    if not 0 <= job.kv_begin < total:
+        raise InvalidRequest(f"KV is wanted from token {job.kv_begin} on, the prompt has {total}")
     if len(job.generated) >= job.sampling.max_tokens:
         raise InvalidRequest(f"{len(job.generated)} tokens are generated, max_tokens is {job.sampling.max_tokens}")
 

@@ -14,6 +14,7 @@ from functools import partial
 from torch import Tensor
 
 from triptych.config import LanguageSettings
+from triptych.engine.block_keys import BlockKeys, computed_keys
 from triptych.engine.decode_desk import DecodeDesk, OnReserved
 from triptych.engine.device_errors import DeviceLost
 from triptych.engine.jobs import DecodeJob, DecodeSink, PrefillJob, PrefillSink
@@ -26,7 +27,7 @@ from triptych.engine.scheduler import Scheduler
 from triptych.engine.sequence import Reservation
 from triptych.engine.stepper import Stepper, StepReport
 from triptych.errors import Cancelled, ClaimExpired, TriptychError, WorkerLost
-from triptych.journey import RequestId
+from triptych.journey import Layout, RequestId
 from triptych.models.base import LanguageModel
 from triptych.transfer.slab import Slab
 
@@ -64,7 +65,7 @@ class LanguageEngine:
         self._mailbox = Mailbox()
         self._lock = self._mailbox.lock
         self._copies: list[tuple[int, int]] = []  # blocks to copy before the next step, (from, to)
-        keyed_by = fingerprint if settings.prefix_cache else None
+        self._keyed_by = keyed_by = fingerprint if settings.prefix_cache else None
         self._prefills = PrefillDesk(self._scheduler, self._landing, model.vocab_size, self._mailbox.news, keyed_by)
         self._decodes = DecodeDesk(self._scheduler, model.vocab_size, self._mailbox.news)
         self._stepper = Stepper(
@@ -127,6 +128,12 @@ class LanguageEngine:
 
     # Decode
 
+    def block_keys(self, layout: Layout, generated: tuple[int, ...] = (), cache_salt: bytes = b"") -> BlockKeys | None:
+        """What `reserve` finds a prompt's KV by, computed on this thread; None where nothing is cached."""
+        if self._keyed_by is None:
+            return None
+        return computed_keys(self._keyed_by, layout, generated, cache_salt, self.limits.block_size)
+
     def reserve(
         self,
         request_id: RequestId,
@@ -136,10 +143,11 @@ class LanguageEngine:
         branches: int,
         deadline: float,
         on_done: OnReserved,
+        keys: BlockKeys | None = None,
     ) -> None:
         """Blocks for everything a request may need, in order of arrival; on_done gets their number or the reason.
-
         prompt_tokens: all that prefill computes, tokens generated before a continuation included
+        keys:          of the prompt: blocks that hold its beginning are found by them, and shared
         max_tokens:    what may still follow, per branch; cut to what the context takes
         deadline:      for the waiting alone (Overloaded when it passes); once granted, the blocks are held until
                        `decode` has ended or `cancel`, so put the grant under a lease
@@ -147,13 +155,14 @@ class LanguageEngine:
         """
         within = self.limits.max_model_len - prompt_tokens
         reservation = Reservation(
-            request_id, attempt, prompt_tokens, min(max_tokens, within), branches, self.limits.block_size
+            request_id, attempt, prompt_tokens, min(max_tokens, within), branches, self.limits.block_size, keys
         )
         self._mailbox.post(lambda: self._decodes.reserve(reservation, deadline, on_done), on_done)
 
     def prompt_blocks(self, request_id: RequestId) -> tuple[int, ...]:
         """The reserved blocks that the prompt's KV must land in, in prompt order; they are branch 0's.
 
+        Those of the reservation's cached_tokens hold it, and are others' too: never to be written.
         Raises ClaimExpired when the request holds no reservation that waits for its KV. A cancel may free the blocks
         at any moment: whoever writes into them from another thread uses share_prompt_blocks.
         """

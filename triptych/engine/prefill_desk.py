@@ -73,6 +73,7 @@ class PrefillDesk:
         rows = RowMap(job.layout)
         keys = self._keys(job, rows)
         sequence = PrefillSequence(job.request_id, job.layout, rows, job.generated, job.keep_kv, keys)
+        sequence.num_announced_blocks = job.kv_begin // self._scheduler.limits.block_size
         self._scheduler.add_prefill(sequence)
         self._tasks[job.request_id] = PrefillTask(job, sink, sequence, arrived=now)
 

@@ -7,9 +7,10 @@ waited for has all its room, so it moves on or ends.
 
 from collections.abc import Sequence
 
+from triptych.engine.block_keys import BlockKeys
 from triptych.engine.blocks import BlockPool
 from triptych.engine.prefix_index import PrefixIndex
-from triptych.engine.sequence import PrefillSequence
+from triptych.engine.sequence import PrefillSequence, Reservation
 from triptych.errors import InvariantViolation
 from triptych.journey import RequestId
 
@@ -36,12 +37,19 @@ class Prefixes:
         if prompt.awaited is not None and self._index.is_awaited(prompt.awaited):
             return None
         prompt.awaited = None
-        most = (prompt.num_tokens - 1) // self._block_size
+        most = self._most(prompt.num_tokens)
         blocks = self._index.find(keys, most)
         if len(blocks) < most and self._index.is_awaited(keys[len(blocks)]):
             prompt.awaited = keys[len(blocks)]
             return None
-        return blocks[: self._legal(prompt, len(blocks))]
+        return blocks[: keys.legal(len(blocks))]
+
+    def find(self, keys: BlockKeys | None, num_tokens: int) -> tuple[int, ...]:
+        """Blocks that a prompt of so many tokens can begin with, as `look` gives them, and waiting for nobody."""
+        if keys is None:
+            return ()
+        blocks = self._index.find(keys, self._most(num_tokens))
+        return blocks[: keys.legal(len(blocks))]
 
     def begin(self, prompt: PrefillSequence) -> None:
         """The prompt has room, and its num_cached tokens; from here on others wait for what it computes."""
@@ -66,22 +74,39 @@ class Prefixes:
             prompt.num_published += 1
         self._intend(prompt)
 
+    def settle(self, held: Reservation) -> None:
+        """The prompt's KV lies, verified, in the blocks reserved for it: its full ones can be found from now on.
+
+        As far as nobody else's are found, or being computed here.
+        """
+        keys, num_blocks = held.keys, held.num_shared_blocks
+        if keys is None:
+            return
+        for place in range(len(self._index.find(keys, num_blocks)), num_blocks):
+            parent = held.blocks[place - 1] if place else None
+            if self._index.is_awaited(keys[place]) or not self._index.publish(keys[place], parent, held.blocks[place]):
+                return
+
     def leave(self, request_id: RequestId) -> None:
         """The prompt has ended. What it has published stays; whoever waits for more of it goes on alone. Idempotent."""
         self._prompts.pop(request_id, None)
         self._index.withdraw(request_id)
 
-    def spoil(self, prompt: PrefillSequence) -> None:
-        """A step with this prompt has gone wrong: forget all it has read or written, and what was built upon that.
+    def spoil(self, blocks: Sequence[int]) -> None:
+        """A step with these blocks has gone wrong: forget all it has read or written, and what was built upon that.
 
         What it has only read goes too: were that the cause, every later prompt would find it, and fail, again.
         """
-        for block in prompt.blocks:
+        for block in blocks:
             self._index.forget(block)
         for other in self._prompts.values():
             if other.publishes and other.num_published and other.blocks[other.num_published - 1] not in self._index:
                 other.publishes = False
                 self._index.withdraw(other.request_id)
+
+    def knows(self, block: int) -> bool:
+        """Whether the block can be found."""
+        return block in self._index
 
     def overwrite(self, ids: Sequence[int]) -> None:
         """These blocks are about to be computed anew: nobody may find what is in them."""
@@ -99,6 +124,15 @@ class Prefixes:
         for prompt in self._prompts.values():
             self._check_prompt(prompt)
 
+    def check_held(self, held: Reservation) -> None:
+        """Raises InvariantViolation when blocks that a reservation began with are found no more, and it does not know.
+
+        Whoever computes the prompt into it finds those first, and would else write where others read.
+        """
+        mine = held.blocks[: held.num_cached_blocks]
+        if mine and not held.is_baseless and (held.keys is None or self._index.find(held.keys, len(mine)) != mine):
+            raise InvariantViolation(f"a reservation began with {len(mine)} cached blocks that are not found any more")
+
     def _check_prompt(self, prompt: PrefillSequence) -> None:
         intended = self._index.intended(prompt.request_id)
         wanted = None
@@ -114,8 +148,6 @@ class Prefixes:
         keys, place = prompt.keys, prompt.num_published
         prompt.publishes = keys is not None and place < len(keys) and self._index.intend(keys[place], prompt.request_id)
 
-    def _legal(self, prompt: PrefillSequence, num_blocks: int) -> int:
-        """The most of these blocks that do not end inside an atomic span."""
-        while (end := prompt.rows.legal_end(num_blocks * self._block_size)) < num_blocks * self._block_size:
-            num_blocks = end // self._block_size
-        return num_blocks
+    def _most(self, num_tokens: int) -> int:
+        """Blocks that a hit may have: one token at least is left to compute, and its block to be sent."""
+        return (num_tokens - 1) // self._block_size

@@ -10,12 +10,12 @@ it frees exactly what that holder has. Not thread-safe: the engine calls it unde
 """
 
 from collections import deque
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from triptych.engine.admission import Need, Room
 from triptych.engine.blocks import BlockLedger, BlockPool
 from triptych.engine.decode_places import DecodePlaces
+from triptych.engine.giving import Ask, Giving, prefill_key
 from triptych.engine.jobs import Window
 from triptych.engine.landing_books import LandingBooks
 from triptych.engine.plan import Admitted, Announcement, Chunk, Limits, StepPlan
@@ -23,17 +23,6 @@ from triptych.engine.prefixes import Prefixes
 from triptych.engine.sequence import DecodeSequence, PrefillSequence, Reservation, blocks_for
 from triptych.errors import ContextTooLong
 from triptych.journey import BlockRef, RequestId
-
-Ask = PrefillSequence | Reservation
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """What one ask got: blocks nobody held before, blocks that came free, its first window."""
-
-    new_blocks: Sequence[int]
-    num_freed: int = 0
-    windows: Sequence[tuple[PrefillSequence, Window]] = ()
 
 
 class Scheduler:
@@ -47,6 +36,7 @@ class Scheduler:
         self._asks: deque[Ask] = deque()  # waiting for room, in order of arrival
         self._prefills: dict[RequestId, PrefillSequence] = {}  # computing, in order of admission
         self._landing = LandingBooks(limits.row_bytes, limits.landing_bytes)
+        self._giving = Giving(self.ledger, self._prefixes, self._decodes, self._landing, limits.block_size)
 
     # Arrivals
 
@@ -80,11 +70,13 @@ class Scheduler:
             waiting: deque[Ask] = deque()
             again = False
             for ask in self._asks:
-                given = self._give(ask, room)
+                given = self._giving.give(ask, room)
                 if given is None:
                     waiting.append(ask)
                     continue
                 taken.append(ask)
+                if isinstance(ask, PrefillSequence):
+                    self._prefills[ask.request_id] = ask
                 new_blocks += given.new_blocks
                 windows += given.windows
                 again = again or given.num_freed > 0
@@ -103,6 +95,10 @@ class Scheduler:
         Their request must have a reservation. The branches' `blocks` are filled in.
         """
         self._decodes.start(sequences)
+
+    def prompt_landed(self, reservation: Reservation) -> None:
+        """The prompt's KV is whole, and verified, in the blocks of this granted reservation."""
+        self._prefixes.settle(reservation)
 
     # One step
 
@@ -154,12 +150,15 @@ class Scheduler:
         prompt = self._prefills.pop(request_id, None)
         self._prefixes.leave(request_id)
         if prompt is not None and spoiled:
-            self._prefixes.spoil(prompt)
+            self._spoil(prompt.blocks)
         self._landing.drop(request_id)
-        self.ledger.free(_prefill_key(request_id))
+        self.ledger.free(prefill_key(request_id))
 
-    def drop_decode(self, request_id: RequestId) -> None:
+    def drop_decode(self, request_id: RequestId, spoiled: bool = False) -> None:
+        """spoiled: as in drop_prefill, of the prompt that is decoded behind"""
         self._forget_asks(Reservation, request_id)
+        if spoiled:
+            self._spoil(self._decodes.blocks(request_id))
         self._decodes.drop(request_id)
 
     # Questions
@@ -172,6 +171,10 @@ class Scheduler:
     def reservation(self, request_id: RequestId) -> Reservation | None:
         """Granted, and its decoding has not started."""
         return self._decodes.reservation(request_id)
+
+    def baseless(self) -> list[RequestId]:
+        """Requests whose reservations began with cached blocks that a failed step has taken part in since."""
+        return self._decodes.baseless()
 
     def prefill_ids(self) -> set[RequestId]:
         """Prompts waiting or computing."""
@@ -210,10 +213,12 @@ class Scheduler:
 
     def check(self) -> None:
         """Raises InvariantViolation with the first rule that does not hold."""
-        self.ledger.check([*map(_prefill_key, self._prefills), *self._decodes.holders()])
+        self.ledger.check([*map(prefill_key, self._prefills), *self._decodes.holders()])
         self._prefixes.check()
         self._landing.check(self._prefills)
         self._decodes.check(self.limits.block_size)
+        for held in self._decodes.reservations:
+            self._prefixes.check_held(held)
         for prompt in self._prefills.values():
             prompt.check()
 
@@ -222,55 +227,9 @@ class Scheduler:
     def _free_room(self) -> Need:
         return Need(self.ledger.pool.num_free_blocks, self._landing.num_free_bytes)
 
-    def _give(self, ask: Ask, room: Room) -> _Given | None:
-        """What the ask got; None when it is not its turn."""
-        if isinstance(ask, Reservation):
-            return _Given(self._decodes.grant(ask)) if room.take(Need(ask.num_blocks, 0)) else None
-        held = self._reserved_for(ask)
-        if held is None and not room.blocks_open:
-            return None  # it needs a block at least: not worth a lookup
-        cached = self._prefixes.look(ask)
-        if cached is None:
-            return None
-        if held is not None and any(self.ledger.pool.shares(id) > 1 for id in held.blocks[: len(cached)]):
-            cached = ()  # somebody is copying into the blocks that would be given up
-        num_cached = len(cached) * self.limits.block_size
-        windows = self._landing.pack(ask.needed_groups(num_cached))
-        num_bytes = self._landing.size(windows[0]) if windows else 0
-        if not room.take(Need(self._blocks_needed(ask, held, cached), num_bytes)):
-            return None
-        new_blocks, num_freed = self._take_blocks(ask, held, cached)
-        ask.begin(self.ledger.held(_prefill_key(ask.request_id)), num_cached, windows)
-        self._prefills[ask.request_id] = ask
-        self._prefixes.begin(ask)
-        return _Given(new_blocks, num_freed, [(ask, self._landing.begin(ask))])
-
-    def _blocks_needed(self, ask: PrefillSequence, held: Reservation | None, cached: Sequence[int]) -> int:
-        """Free blocks that the prompt takes up; those that rest in the cache are free, too."""
-        if held is not None:
-            return 0
-        resting = sum(self.ledger.pool.shares(id) == 0 for id in cached)
-        return blocks_for(ask.num_tokens, self.limits.block_size) - len(cached) + resting
-
-    def _take_blocks(
-        self, ask: PrefillSequence, held: Reservation | None, cached: Sequence[int]
-    ) -> tuple[list[int], int]:
-        """A block table for the prompt: the blocks nobody held before, and how many came free."""
-        key = _prefill_key(ask.request_id)
-        if held is None:
-            self.ledger.reuse(key, cached)
-            return self.ledger.reserve(key, blocks_for(ask.num_tokens, self.limits.block_size) - len(cached)), 0
-        num_freed = self._decodes.begin_with(held, cached)
-        self._prefixes.overwrite(held.prompt_blocks[len(cached) :])
-        self.ledger.share(key, held.prompt_blocks)
-        return [], num_freed
-
-    def _reserved_for(self, sequence: PrefillSequence) -> Reservation | None:
-        """The request's own reservation here: computing into its blocks saves the copy at hand-over."""
-        held = self._decodes.reservation(sequence.request_id)
-        if held is None or held.prompt_tokens != sequence.num_tokens:
-            return None  # a different length is a disagreement between tiers; start of decoding refuses it by name
-        return held
+    def _spoil(self, blocks: Sequence[int]) -> None:
+        self._prefixes.spoil(blocks)
+        self._decodes.doubt(self._prefixes.knows)
 
     def _require_pool(self, num_blocks: int, what: str) -> None:
         pool = self.ledger.pool
@@ -281,7 +240,3 @@ class Scheduler:
 
     def _forget_asks(self, kind: type, request_id: RequestId) -> None:
         self._asks = deque(ask for ask in self._asks if not (isinstance(ask, kind) and ask.request_id == request_id))
-
-
-def _prefill_key(request_id: RequestId) -> Hashable:
-    return ("prefill", request_id)

@@ -49,7 +49,7 @@ class PrefillSequence:
     blocks: tuple[int, ...] = ()
     num_cached: int = 0  # tokens whose KV was there when it got room, a multiple of the block size
     num_computed: int = 0  # tokens whose KV the launched steps have written or will write
-    num_announced_blocks: int = 0
+    num_announced_blocks: int = 0  # or not asked for: whoever wants the KV has those from the first on
     ready_items: set[int] = field(default_factory=set)
     num_ready: int = 0
     windows: tuple[Group, ...] = ()
@@ -105,7 +105,7 @@ class PrefillSequence:
         """Places in the block table that are full (or the tail of a computed prompt) and not announced yet."""
         full = len(self.blocks) if self.is_computed else self.num_computed // block_size
         fresh = full - self.num_announced_blocks
-        return Run(self.num_announced_blocks, fresh) if fresh else None
+        return Run(self.num_announced_blocks, fresh) if fresh > 0 else None
 
     def check(self) -> None:
         if not 0 <= self.num_computed <= self.num_ready <= self.num_tokens:
@@ -131,7 +131,10 @@ class Reservation:
 
     prompt_tokens: everything prefill computes, tokens generated before a continuation included
     max_tokens:    what each branch may add
+    keys:          of the prompt's blocks; None: it takes no part in the prefix cache
     blocks:        the prompt's full blocks, shared by all branches, then each branch's own ones; empty while waiting
+    num_cached_blocks: of the prompt, from the first on, whose KV was there; others may read them, nobody writes them
+    is_baseless:   those cannot be found any more, because a step with them went wrong: nothing may be built upon them
     """
 
     request_id: RequestId
@@ -140,7 +143,10 @@ class Reservation:
     max_tokens: int
     branches: int
     block_size: int
+    keys: BlockKeys | None = None
     blocks: tuple[int, ...] = ()
+    num_cached_blocks: int = 0
+    is_baseless: bool = False
 
     @property
     def num_shared_blocks(self) -> int:
