@@ -38,8 +38,11 @@ class LeaseTable:
     sweep that meets the entry puts it back where the lease now ends. So a renewal is O(1), a sweep O(met log n).
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, new_id: Callable[[], ClaimId] = new_claim_id
+    ) -> None:
         self._clock = clock
+        self._new_id = new_id
         self._lock = threading.Lock()
         self._leases: dict[ClaimId, _Lease] = {}
         self._claims_by_request: dict[RequestId, set[ClaimId]] = {}
@@ -56,7 +59,7 @@ class LeaseTable:
     def grant(self, request_id: RequestId, seconds: float, on_end: OnEnd) -> ClaimId:
         """A new claim that ends in `seconds` unless renewed; `on_end` is called exactly once, whoever ends it."""
         _check_seconds(seconds)
-        claim_id = new_claim_id()
+        claim_id = self._new_id()
         with self._lock:
             deadline = self._clock() + seconds
             self._leases[claim_id] = _Lease(request_id, deadline, on_end)

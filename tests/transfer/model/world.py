@@ -1,0 +1,114 @@
+"""Two encoders, two prefill workers, two decode workers, two routers: a world that a seed determines."""
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+from tests.transfer.model.clock import Timeline
+from tests.transfer.model.decode import Decode
+from tests.transfer.model.directory import Directory
+from tests.transfer.model.encoder import Encoder
+from tests.transfer.model.faults import Faults, Rates
+from tests.transfer.model.network import Network
+from tests.transfer.model.oracle import Oracle
+from tests.transfer.model.owner import World
+from tests.transfer.model.planted import Planted
+from tests.transfer.model.prefill import Prefill
+from tests.transfer.model.process import Process
+from tests.transfer.model.router import Router
+from tests.transfer.model.values import LEASE_SECONDS, SWEEP_SECONDS
+from triptych.journey import Endpoint
+
+_ROLES = {"encode": Encoder, "prefill": Prefill, "decode": Decode}
+_EACH = 2
+_REBIRTH_SECONDS = 2.0
+
+
+class Simulation:
+    """One world; every step is followed by every question that the step may have changed the answer of."""
+
+    def __init__(self, seed: int, rates: Rates | None = None, planted: Planted | None = None) -> None:
+        self.seed = seed
+        self.timeline = Timeline()
+        self.random = Random(seed)
+        self.faults = Faults(self.random, Rates() if rates is None else rates)
+        self.oracle = Oracle(self.timeline, LEASE_SECONDS, SWEEP_SECONDS)
+        self.network = Network(self.timeline, self.random, self.faults)
+        # Half of the worlds rely on generations alone; where bytes may turn on their way, only checksums can tell.
+        checksums = seed % 2 == 0
+        self.world = World(self.timeline, self.random, self.network, self.oracle, planted or Planted(), checksums)
+        self.directory = Directory(self.random)
+        self.services: dict[str, Any] = {}  # by address
+        self.checks = 0
+        self._incarnations: Counter[str] = Counter()
+        for role in (*_ROLES, "route"):
+            for number in range(_EACH):
+                self._start(role, f"{role}-{number}")
+
+    def run(self, steps: int) -> None:
+        while self.timeline.steps < steps:
+            self.timeline.step()
+
+    def settle(self) -> None:
+        """Faults stop, clients leave, or their routers die: within a lease and a second all are idle."""
+        self.faults.stop()
+        for service in self.services.values():
+            service.process.device.go_on()
+            service.process.resume()
+        self.timeline.run_until(self.timeline.now + Rates().longest_pause)  # nothing that was late is later
+        routers = [service for service in self.services.values() if isinstance(service, Router)]
+        for router in routers:
+            router.busy = False
+            if self.seed % 3 == 0:
+                router.process.kill()
+            else:
+                router.leave_all()
+        self.timeline.run_until(self.timeline.now + LEASE_SECONDS + 1.0)
+        for service in self.services.values():
+            if service.process.alive:
+                service.check()
+                self.oracle.hold(service.is_idle(), f"{service.process.name} is not idle")
+                self._check_counters(service)
+        self.oracle.check_balance()
+
+    def _check_counters(self, service: Any) -> None:
+        leases = getattr(service, "leases", None)
+        if leases is not None:
+            self.oracle.hold(leases.failed_ends == 0, f"{leases.failed_ends} ends of claims failed")
+            self.oracle.hold(leases.unknown_releases == 0, f"{leases.unknown_releases} releases of unknown claims")
+
+    # Processes
+
+    def _start(self, role: str, address: str) -> None:
+        self._incarnations[address] += 1
+        endpoint = Endpoint(address, self._incarnations[address])
+        process = Process(self.timeline, self.random, self.faults, endpoint)
+        if role == "route":
+            service: Any = Router(self.world, process, self.directory)
+        else:
+            service = _ROLES[role](self.world, process)
+            self.directory.by_role[role][address] = endpoint
+        process.after_step = lambda step: self._check(service)
+        process.on_killed = lambda: self._killed(role, process)
+        self.services[address] = service
+        self.network.listen(process, service)
+
+    def _killed(self, role: str, process: Process) -> None:
+        """Others notice, by and by; a new process comes to its address."""
+        self.oracle.counts["deaths"] += 1
+        address = process.endpoint.address
+        if role != "route":
+            self.timeline.after(self.random.uniform(0, 0.5), self._unlist, role, process.endpoint)
+        self.oracle.forget_owner(process)
+        self.network.died(process)
+        if self.faults.rates.kill:
+            self.timeline.after(self.random.uniform(0.05, _REBIRTH_SECONDS), self._start, role, address)
+
+    def _unlist(self, role: str, endpoint: Endpoint) -> None:
+        if self.directory.by_role[role].get(endpoint.address) == endpoint:
+            del self.directory.by_role[role][endpoint.address]
+
+    def _check(self, service: Any) -> None:
+        self.checks += 1
+        service.check()
+        self.oracle.check_destinations(service.process)
