@@ -127,22 +127,28 @@ class LeaseTable:
         with self._lock:
             entries: dict[ClaimId, float] = {}
             for index, (deadline, claim_id) in enumerate(self._heap):
-                _hold(claim_id not in entries, f"claim {claim_id.hex()} stands in the heap twice")
+                if claim_id in entries:
+                    raise InvariantViolation(f"claim {claim_id.hex()} stands in the heap twice")
                 _hold(index == 0 or self._heap[(index - 1) // 2] <= self._heap[index], "the heap is out of order")
                 entries[claim_id] = deadline
             for claim_id, lease in self._leases.items():
-                _hold(claim_id in entries, f"claim {claim_id.hex()} stands in no heap and would never expire")
-                _hold(entries[claim_id] <= lease.deadline, f"claim {claim_id.hex()} would be swept late")
-                _hold(claim_id not in self._tombstones, f"claim {claim_id.hex()} both lives and has ended")
+                if broken := self._broken_rule(claim_id, lease, entries.get(claim_id)):
+                    raise InvariantViolation(f"claim {claim_id.hex()} {broken}")
             self._check_index()
+
+    def _broken_rule(self, claim_id: ClaimId, lease: _Lease, entry: float | None) -> str:
+        if entry is None:
+            return "stands in no heap and would never expire"
+        if entry > lease.deadline:
+            return "would be swept late"
+        if claim_id not in self._claims_by_request.get(lease.request_id, ()):
+            return "is not indexed under its request"
+        return "both lives and has ended" if claim_id in self._tombstones else ""
 
     def _check_index(self) -> None:
         indexed = [claim for claims in self._claims_by_request.values() for claim in claims]
         _hold(all(self._claims_by_request.values()), "a request without claims is still indexed")
         _hold(len(indexed) == len(self._leases), f"{len(indexed)} claims are indexed, {len(self._leases)} live")
-        for claim_id, lease in self._leases.items():
-            owned = claim_id in self._claims_by_request.get(lease.request_id, ())
-            _hold(owned, f"claim {claim_id.hex()} is not indexed under its request")
         stale = len(self._heap) - len(self._leases)
         _hold(stale <= max(_MIN_STALE_TO_COMPACT, len(self._leases)), f"{stale} stale heap entries")
         _hold(len(self._tombstones) <= _MAX_TOMBSTONES, f"{len(self._tombstones)} tombstones")
