@@ -11,6 +11,7 @@ from triptych.errors import TransferFailed, TriptychError
 from triptych.journey import Endpoint
 from triptych.transfer.arena import ArenaInfo
 from triptych.transfer.mapping import Mapping
+from triptych.transfer.protocol.peering import CloseArenas, Neighbourhood, OpenArena, PeerActions, PeerMachine
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 Connect = Callable[[Endpoint], Sequence[ArenaInfo]]
-OpenArena = Callable[[ArenaInfo], Mapping]
+OpenMapping = Callable[[ArenaInfo], Mapping]
 
 
 class OncePerKey(Generic[Key, Value]):
@@ -78,59 +79,76 @@ def _succeeded(future: Future[Value]) -> bool:
 
 
 class Peer:
-    """One neighbour process: what it exports, and the mappings opened so far."""
+    """One neighbour process: what it exports, and the mappings opened so far. Its machine decides, under a lock."""
 
-    def __init__(self, endpoint: Endpoint, arenas: Sequence[ArenaInfo], open_arena: OpenArena) -> None:
-        self.endpoint = endpoint
+    def __init__(self, machine: PeerMachine, arenas: Sequence[ArenaInfo], open_arena: OpenMapping) -> None:
+        self.endpoint = machine.peer
+        self._machine = machine
         self._arenas = {arena.id: arena for arena in arenas}
         self._open_arena = open_arena
         self._mappings: OncePerKey[int, Mapping] = OncePerKey()
         self._lock = threading.Lock()
-        self._num_loans = 0
-        self._forgotten = False
 
     def enter(self) -> bool:
         """Whether the peer is still ours to use; if so, it stays open until the matching `leave`."""
         with self._lock:
-            if self._forgotten:
-                return False
-            self._num_loans += 1
-            return True
+            return self._machine.lend(time.monotonic())
 
     def leave(self) -> None:
         with self._lock:
-            self._num_loans -= 1
-            last = self._forgotten and self._num_loans == 0
-        if last:
-            self._close()
+            actions = self._machine.returned(time.monotonic())
+        self._do(actions)
 
     def forget(self) -> None:
         """No new loans; the mappings close once the last one has ended."""
         with self._lock:
-            last = not self._forgotten and self._num_loans == 0
-            self._forgotten = True
-        if last:
-            self._close()
+            actions = self._machine.forget(time.monotonic())
+        self._do(actions)
 
     def mapping(self, arena_id: int, deadline: float) -> Mapping:
         """Raises TransferFailed for an arena the peer does not have, or that no transport reaches."""
-        info = self._arenas.get(arena_id)
-        if info is None:
-            known = ", ".join(f"{arena.id} ({arena.kind})" for arena in self._arenas.values()) or "none"
-            raise TransferFailed(f"{self.endpoint.address} has no arena {arena_id}, it has {known}")
-        return self._mappings.get(arena_id, lambda: self._open_arena(info), deadline)
+        return self._mappings.get(arena_id, lambda: self._open(arena_id), deadline)
 
     def transports(self) -> tuple[str, ...]:
-        return tuple(sorted({mapping.transport for mapping in self._mappings.values().values()}))
+        with self._lock:
+            return self._machine.transports
 
     def open_all(self, deadline: float) -> None:
         for arena_id in self._arenas:
             self.mapping(arena_id, deadline)
 
-    def _close(self) -> None:
-        for mapping in self._mappings.values().values():
+    def check(self) -> None:
+        """Raises InvariantViolation with the first rule that does not hold."""
+        with self._lock:
+            self._machine.check()
+
+    def _open(self, arena_id: int) -> Mapping:
+        with self._lock:
+            actions = self._machine.arena_wanted(time.monotonic(), arena_id)
+        if actions != (OpenArena(self.endpoint, arena_id),):
+            known = ", ".join(f"{arena.id} ({arena.kind})" for arena in self._arenas.values()) or "none"
+            raise TransferFailed(f"{self.endpoint.address} has no arena {arena_id}, it has {known}")
+        try:
+            mapping = self._open_arena(self._arenas[arena_id])
+        except BaseException as error:
+            with self._lock:
+                self._machine.unreachable(time.monotonic(), arena_id, (("any", str(error)),))
+            raise
+        with self._lock:
+            actions = self._machine.opened(time.monotonic(), arena_id, mapping.transport)
+        if actions:  # nobody borrowed the peer for this, and it was forgotten meanwhile
             mapping.close()
-        log.info("closed the arenas of %s, incarnation %d", self.endpoint.address, self.endpoint.incarnation)
+            raise TransferFailed(f"{self.endpoint.address} was forgotten while its arena {arena_id} was opened")
+        return mapping
+
+    def _do(self, actions: PeerActions) -> None:
+        for action in actions:
+            if isinstance(action, CloseArenas):
+                for arena_id in action.arenas:
+                    mapping = self._mappings.pop(arena_id)
+                    if mapping is not None:
+                        mapping.close()
+                log.info("closed the arenas of %s, incarnation %d", self.endpoint.address, self.endpoint.incarnation)
 
 
 class Loan:
@@ -146,10 +164,12 @@ class Loan:
 class Connections:
     """All neighbours of one reader. Thread-safe; asking one neighbour never waits for another."""
 
-    def __init__(self, connect: Connect, open_arena: OpenArena) -> None:
+    def __init__(self, connect: Connect, open_arena: OpenMapping) -> None:
         self._connect = connect
         self._open_arena = open_arena
         self._peers: OncePerKey[Endpoint, Peer] = OncePerKey()
+        self._lock = threading.Lock()
+        self._near = Neighbourhood()
 
     def borrow(self, endpoint: Endpoint, deadline: float) -> Loan:
         """The peer, connected if it was not, and held open until the loan ends.
@@ -165,6 +185,8 @@ class Connections:
         """Unknown endpoints are fine. A later ref of this endpoint connects anew."""
         peer = self._peers.pop(endpoint)
         if peer is not None:
+            with self._lock:
+                self._near.drop(endpoint)
             peer.forget()
 
     def forget_all(self) -> None:
@@ -176,18 +198,28 @@ class Connections:
         peer = self._peers.values().get(endpoint)
         return peer.transports() if peer is not None else ()
 
+    def check(self) -> None:
+        """Raises InvariantViolation with the first rule that does not hold."""
+        for peer in self._peers.values().values():
+            peer.check()
+
     def _meet(self, endpoint: Endpoint) -> Peer:
+        with self._lock:
+            machine = self._near.find(endpoint)
+            machine.wanted(time.monotonic())
         try:
             arenas = self._connect(endpoint)
-        except TriptychError:
-            raise
-        except Exception as error:
+        except BaseException as error:
+            kind = type(error) if isinstance(error, TriptychError) else TransferFailed
+            with self._lock:
+                machine.refused(time.monotonic(), kind, str(error))
+                self._near.drop(endpoint)
+            if isinstance(error, TriptychError) or not isinstance(error, Exception):
+                raise
             raise TransferFailed(f"cannot connect to {endpoint.address}: {error}") from error
-        self._forget_predecessors(endpoint)
-        return Peer(endpoint, arenas, self._open_arena)
-
-    def _forget_predecessors(self, endpoint: Endpoint) -> None:
-        """The process that answers has replaced whoever answered at this address before."""
-        for other in self._peers.values():
-            if other.address == endpoint.address and other.incarnation != endpoint.incarnation:
-                self.forget(other)
+        with self._lock:
+            machine.met(time.monotonic(), [arena.id for arena in arenas])
+            replaced = self._near.replaced_by(endpoint)
+        for other in replaced:
+            self.forget(other.peer)
+        return Peer(machine, arenas, self._open_arena)
