@@ -114,8 +114,9 @@ class WorkerService(GeneratedServicer):
     def _gauges(self) -> dict[str, float]:
         gauges = merge_gauges(role.gauges() for role in self._roles)
         gauges |= {"claims": len(self._site.leases), "rss_bytes": float(_rss_bytes())}
-        gauges |= {"late_releases_total": self._site.leases.late_releases}
-        gauges |= {"expired_claims_total": self._site.leases.expired}
+        leases = self._site.leases
+        gauges |= {"claims_granted_total": leases.granted, "claims_released_total": leases.released}
+        gauges |= {"late_releases_total": leases.late_releases, "expired_claims_total": leases.expired}
         if self._site.device.type == "cuda":
             gauges["device_bytes"] = float(torch.cuda.memory_allocated(self._site.device))
         return gauges

@@ -108,6 +108,8 @@ WORKER_GAUGES = (
     Metric("kv_kept_tokens_total", "gauge", "Prompt tokens whose KV was at the decode worker already, and not sent"),
     Metric("landing_bytes", "gauge", "Landing memory reserved for embedding rows"),
     Metric("claims", "gauge", "Claims on exported memory"),
+    Metric("claims_granted_total", "gauge", "Claims ever granted"),
+    Metric("claims_released_total", "gauge", "Claims given back, or ended with their request"),
     Metric("late_releases_total", "gauge", "Releases of claims that were gone already"),
     Metric("expired_claims_total", "gauge", "Claims ended by the sweeper"),
     Metric("rss_bytes", "gauge", "Resident memory of the process"),

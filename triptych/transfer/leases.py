@@ -48,9 +48,11 @@ class LeaseTable:
         self._claims_by_request: dict[RequestId, set[ClaimId]] = {}
         self._heap: list[tuple[float, ClaimId]] = []
         self._tombstones: OrderedDict[ClaimId, float] = OrderedDict()  # when each ended, oldest first
+        self.granted = 0
         self.expired = 0  # claims nobody released
         self.late_releases = 0  # releases of claims that had ended already
         self.unknown_releases = 0  # releases of claims never heard of, or forgotten since
+        self.released = 0  # claims given back, or ended with their request
         self.failed_ends = 0  # on_end that raised: what it should have freed may be lost
 
     def __len__(self) -> int:
@@ -62,6 +64,7 @@ class LeaseTable:
         claim_id = self._new_id()
         with self._lock:
             deadline = self._clock() + seconds
+            self.granted += 1
             self._leases[claim_id] = _Lease(request_id, deadline, on_end)
             self._claims_by_request.setdefault(request_id, set()).add(claim_id)
             heapq.heappush(self._heap, (deadline, claim_id))
@@ -89,6 +92,7 @@ class LeaseTable:
             for claim_id in claim_ids:
                 if claim_id in self._leases:
                     ended.append(self._remove(claim_id))
+                    self.released += 1
                 elif claim_id in self._tombstones:
                     self.late_releases += 1
                 else:
@@ -101,6 +105,7 @@ class LeaseTable:
         with self._lock:
             claims = tuple(self._claims_by_request.get(request_id, ()))
             ended = [self._remove(claim_id) for claim_id in claims]
+            self.released += len(ended)
             self._compact()
         return self._finish(ended)
 
@@ -147,6 +152,9 @@ class LeaseTable:
 
     def _check_index(self) -> None:
         indexed = [claim for claims in self._claims_by_request.values() for claim in claims]
+        ended = self.released + self.expired
+        balanced = self.granted == len(self._leases) + ended
+        _hold(balanced, f"{self.granted} claims were granted, {len(self._leases)} live and {ended} have ended")
         _hold(all(self._claims_by_request.values()), "a request without claims is still indexed")
         _hold(len(indexed) == len(self._leases), f"{len(indexed)} claims are indexed, {len(self._leases)} live")
         stale = len(self._heap) - len(self._leases)
