@@ -138,7 +138,9 @@ class TwoHostCluster:
 
     def logs(self, role: Role | None = None) -> str:
         """What the workers (of a role) have written so far; without a role, the router too."""
-        names = [path for path in sorted(self._folder.glob("*.log")) if role is None or str(role) in path.stem.split("-")]
+        names = [
+            path for path in sorted(self._folder.glob("*.log")) if role is None or str(role) in path.stem.split("-")
+        ]
         return "".join(f"--- {path.stem}\n{path.read_text()}" for path in names)
 
     def close(self) -> None:

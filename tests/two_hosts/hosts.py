@@ -184,11 +184,10 @@ class Cable:
             host.network("ip", "link", "set", INTERFACE, "up")
         wait_until(lambda: all(self._carries(host) for host in self._ends), _START_SECONDS, "the cable carries nothing")
 
-    def slow(self, bits_per_second: int) -> None:
-        """At most this rate, in either direction, from now on."""
-        for host in self._ends:
-            shape = ("tbf", "rate", f"{bits_per_second}bit", "burst", "16kb", "latency", "2s")
-            host.network("tc", "qdisc", "replace", "dev", INTERFACE, "root", *shape)
+    def slow(self, sender: Host, bits_per_second: int) -> None:
+        """What this host sends goes at most at this rate from now on."""
+        shape = ("tbf", "rate", f"{bits_per_second}bit", "burst", "16kb", "latency", "2s")
+        sender.network("tc", "qdisc", "replace", "dev", INTERFACE, "root", *shape)
 
     def fast(self) -> None:
         for host in self._ends:

@@ -86,7 +86,7 @@ def test_the_cable_carries_bytes_until_it_is_cut_and_again_once_mended(made: Mad
 
 def test_a_slow_cable_takes_its_time(made: Made) -> None:
     left, right, cable = made
-    cable.slow(bits_per_second=400_000)
+    cable.slow(left, bits_per_second=400_000)
     listener = python(right, LISTENER, right.address)
     port = listener.output.readline().strip()
     before = cable.sent_bytes(left)
