@@ -23,6 +23,8 @@ from triptych.services.site import Language, RoleWorker, Site
 from triptych.services.worker_service import WorkerService
 from triptych.transfer.faults import Faults
 from triptych.transfer.leases import Sweeper
+from triptych.transfer.nixl_agent import NixlAgent
+from triptych.transfer.nixl_start import NoticeTaker, start_nixl
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class WorkerHost:
         self._roles: list[RoleWorker] = []
         self._language: Language | None = None
         self._sweeper: Sweeper | None = None
+        self._nixl: NixlAgent | None = None
+        self._notices: NoticeTaker | None = None
         self._server: grpc.aio.Server | None = None
         self._lock = threading.Lock()
         self._stopped = False
@@ -87,6 +91,10 @@ class WorkerHost:
             self._language.stop()
         if self._sweeper is not None:
             self._sweeper.stop()
+        if self._notices is not None:
+            self._notices.stop()
+        if self._nixl is not None:
+            self._nixl.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=_STOP_SECONDS)
 
@@ -118,12 +126,16 @@ class WorkerHost:
             settings=self._settings,
             door=Door(owner.incarnation, card.fingerprint, _LEASES * self._settings.transfer.lease_seconds),
             faults=faults,
+            nixl=start_nixl(self._settings.transfer),
         )
         if self._placement.roles & {Role.PREFILL, Role.DECODE}:
             self._language = Language(site)
             self._language.engine.start()
         for role in sorted(self._placement.roles):
             self._roles.append(self._builders[role](site, self._language, server))
+        if site.nixl is not None:
+            self._nixl = site.nixl
+            self._notices = NoticeTaker(site.nixl, site.leases)
         self._sweeper = Sweeper([site.leases], self._settings.transfer.sweep_interval_seconds)
         self._sweeper.start()
         log.info(

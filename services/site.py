@@ -19,9 +19,11 @@ from triptych.models.card import ModelCard
 from triptych.models.loading import load_language
 from triptych.services.guard import Door
 from triptych.services.peers import Peers
+from triptych.transfer.arena import ArenaInfo
 from triptych.transfer.faults import Faults
 from triptych.transfer.figures import TransferFigures
 from triptych.transfer.leases import LeaseTable
+from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.reader import Reader
 from triptych.transfer.slab import Slab, create_slab
 
@@ -46,12 +48,28 @@ class Site:
     slabs: dict[int, Slab] = field(default_factory=dict)
     faults: Faults = field(default_factory=Faults)
     figures: TransferFigures = field(default_factory=TransferFigures)
+    nixl: NixlAgent | None = None
 
     def add_slab(self, kind: str, arena_id: int, unit_bytes: int, num_units: int) -> Slab:
         slab = create_slab(kind, arena_id, unit_bytes, num_units, self.device)
         self.slabs[arena_id] = slab
+        self._register(slab)
         log.info("arena %s: %.1f MiB in %d units", kind, unit_bytes * num_units / 2**20, num_units)
         return slab
+
+    def arenas(self) -> list[ArenaInfo]:
+        """What this worker exports, and by which ways."""
+        return [self.nixl.describe(slab) if self.nixl is not None else slab.describe() for slab in self.slabs.values()]
+
+    def _register(self, slab: Slab) -> None:
+        """With NIXL, once and ahead of the first neighbour; a slab that it will not take leaves this worker without."""
+        if self.nixl is None:
+            return
+        try:
+            self.nixl.describe(slab)
+        except TransferFailed as error:
+            log.info("nixl is not used: %s", error.message)
+            self.nixl = None
 
 
 class RoleWorker(abc.ABC):
@@ -106,7 +124,7 @@ class Language:
         self.peers = Peers(site.owner, site.card.fingerprint, self.layout, site.leases.release, site.faults)
         self.reader = Reader(
             *(self.peers.connect, site.owner, site.slabs, site.device, site.settings.transfer),
-            *(site.faults, site.figures),
+            *(site.faults, site.figures, site.nixl),
         )
 
     def read_rows(self, ref: EmbeddingRef, into: torch.Tensor) -> None:

@@ -90,7 +90,7 @@ WITHOUT_TORCH = (
     *("transfer.protocol.renewing", "transfer.protocol.peering"),
 )
 ONLY_PILLOW = "multimodal.canonical"
-OPTIONAL_HARDWARE = {"cuda", "triton", "nixl", "flashinfer", "pynvml"}
+OPTIONAL_HARDWARE = {"cuda", "triton", "nixl_cu13", "flashinfer", "pynvml"}
 BY_NAME = {"import_module", "__import__"}
 LATE = {"cli", "cluster.actors"}  # the chosen command's module; what a Ray actor loads in its own process
 THREADED = ("engine", "models", "transfer", "multimodal")

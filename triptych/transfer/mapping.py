@@ -21,7 +21,7 @@ class Mapping(Protocol):
     words: [num_units] int64
     """
 
-    transport: str  # local, shm, cuda_ipc
+    transport: str  # local, shm, cuda_ipc, nixl
     info: ArenaInfo
     device: torch.device
     data: Tensor

@@ -33,6 +33,7 @@ class Pull:
     generations: [units] int64 what those words must say
     scattered:   for copies of whole units, also as (source units, target units), [moved] int64 each; else None
     home:        the slab of this worker that `into` lies in, if any: its stamps come before the copy's first byte
+    claim:       what is read, told to the owner with the last word by a transport that can; empty: nothing is told
     halfway:     for tests: called while some of the bytes are there and some are not, where a thread does the copy
     """
 
@@ -44,6 +45,7 @@ class Pull:
     event: int
     scattered: tuple[Int64Array, Int64Array] | None = None
     home: Slab | None = None
+    claim: bytes = b""
     halfway: Callable[[], None] | None = None
 
     def verify(self, found: Int64Array) -> None:

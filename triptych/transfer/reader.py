@@ -25,6 +25,8 @@ from triptych.transfer.faults import Faults
 from triptych.transfer.figures import TransferFigures
 from triptych.transfer.local import open_local
 from triptych.transfer.mapping import Mapping, poll_until
+from triptych.transfer.nixl import NixlCopier
+from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.pairing import open_mapping
 from triptych.transfer.plan import only_shard, plan_blocks, plan_rows
 from triptych.transfer.pull import Copier, CopyAbandoned, HostCopier, Pull
@@ -40,6 +42,7 @@ class Reader:
     owner:       this worker
     local_slabs: this worker's own slabs by arena id; may still grow
     device:      where every destination lies
+    nixl:        this worker's NIXL agent, if it has one
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Reader:
         settings: TransferSettings,
         faults: Faults | None = None,
         figures: TransferFigures | None = None,
+        nixl: NixlAgent | None = None,
     ) -> None:
         self._faults = faults or Faults()
         self._figures = figures or TransferFigures()
@@ -61,6 +65,7 @@ class Reader:
         self._connect = connect
         self._connections = Connections(self._meet, self._open)
         self._copier = _copier(self._device)
+        self._nixl = NixlCopier(nixl, self._device, self._copier, settings) if nixl is not None else None
         self._quarantine = Quarantine()
 
     def read_rows(self, ref: EmbeddingRef, into: Tensor, deadline: float | None = None) -> None:
@@ -70,7 +75,7 @@ class Reader:
         Raises ClaimExpired when the owner has freed or overwritten the rows, and TransferFailed, WrongIncarnation or
         WorkerLost when they cannot be had; `into` holds nothing of use then.
         """
-        self._read("rows", ref.owner, only_shard(ref.shards), deadline, lambda source: plan_rows(ref, source, into))
+        self._read("rows", ref, only_shard(ref.shards), deadline, lambda source: plan_rows(ref, source, into))
         self._check_sum(ref.checksum, into)
         self._faults.at("rows.verified")
 
@@ -81,7 +86,7 @@ class Reader:
         Deadline and errors as in `read_rows`.
         """
         source = only_shard(ref.shards)
-        self._read("kv", ref.owner, source, deadline, lambda mapping: plan_blocks(ref, mapping, into, block_ids))
+        self._read("kv", ref, source, deadline, lambda mapping: plan_blocks(ref, mapping, into, block_ids))
         self._check_sum(ref.checksum, into, block_ids)
         self._faults.at("kv.verified")
 
@@ -97,7 +102,7 @@ class Reader:
         return self.transport_of(endpoint)
 
     def transport_of(self, endpoint: Endpoint) -> str:
-        """local, shm, cuda_ipc; several joined by "+"; empty while nothing of the endpoint is open."""
+        """local, shm, cuda_ipc, nixl; several joined by "+"; empty while nothing of the endpoint is open."""
         if endpoint == self._owner:
             return "local"
         return "+".join(self._connections.transports(endpoint))
@@ -126,19 +131,24 @@ class Reader:
         self._quarantine.let_go()
 
     def _read(
-        self, kind: str, owner: Endpoint, shard: Shard, deadline: float | None, plan: Callable[[Mapping], Pull]
+        self,
+        kind: str,
+        ref: EmbeddingRef | KVRef,
+        shard: Shard,
+        deadline: float | None,
+        plan: Callable[[Mapping], Pull],
     ) -> None:
         limit = self._deadline(deadline)
         self._quarantine.let_go()
         with ExitStack() as held:
-            source = self._source(owner, shard, limit, held)
+            source = self._source(ref.owner, shard, limit, held)
             pull = plan(source)
             self._require_here(pull.into)
-            pull = replace(pull, home=self._home(pull.into), halfway=self._halfway(kind))
+            pull = replace(pull, home=self._home(pull.into), claim=ref.claim_id, halfway=self._halfway(kind))
             self._faults.at(f"{kind}.begin")
             began = time.monotonic()
             try:
-                found = self._copier.copy(pull, limit)
+                found = self._copier_from(source).copy(pull, limit)
             except CopyAbandoned as error:
                 self._quarantine.hold(error.ended, pull.into, held.pop_all().close)
                 raise TransferFailed(error.message) from error
@@ -153,7 +163,13 @@ class Reader:
         return arenas
 
     def _open(self, info: ArenaInfo) -> Mapping:
-        return open_mapping(info, self._device, self._local_slabs, self._figures.tried)
+        allowed = self._settings.transports
+        return open_mapping(
+            info, self._device, self._local_slabs, self._figures.tried, nixl=self._nixl, allowed=allowed
+        )
+
+    def _copier_from(self, source: Mapping) -> Copier:
+        return self._nixl if self._nixl is not None and source.transport == "nixl" else self._copier
 
     def _source(self, owner: Endpoint, shard: Shard, limit: float, held: ExitStack) -> Mapping:
         """The claimed arena; open until `held` closes."""

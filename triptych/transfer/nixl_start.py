@@ -1,0 +1,73 @@
+"""Whether this worker has NIXL, and why not where it has none. An optional dependency: absence is never an error."""
+
+import importlib
+import logging
+import os
+import threading
+from typing import Any
+
+from triptych.config import TransferSettings
+from triptych.errors import TransferFailed
+from triptych.journey import ClaimId
+from triptych.transfer.leases import LeaseTable
+from triptych.transfer.nixl_agent import NixlAgent
+
+log = logging.getLogger(__name__)
+
+_NOTICE_SECONDS = 0.01
+_IDLE_SECONDS = 0.1
+
+
+def start_nixl(settings: TransferSettings) -> NixlAgent | None:
+    """This worker's agent; None, with the reason in the log, where settings or the host have none."""
+    if "nixl" not in settings.transports:
+        log.info("nixl is not used: transfer.transports names %s", ", ".join(settings.transports))
+        return None
+    try:
+        return _start(settings)
+    except TransferFailed as error:
+        log.info("nixl is not used: %s", error.message)
+        return None
+
+
+def _start(settings: TransferSettings) -> NixlAgent:
+    # UCX and NIXL read their settings from the environment, once, when they are loaded.
+    for name, value in (("UCX_NET_DEVICES", settings.nixl_interface), ("UCX_TLS", settings.nixl_tls)):
+        if value:
+            os.environ[name] = value
+    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # losses of peers are ours to tell, as ordinary outcomes
+    bindings = _bindings()
+    try:
+        return NixlAgent(bindings)
+    except Exception as error:
+        raise TransferFailed(f"no NIXL agent can be made: {error}") from error
+
+
+def _bindings() -> Any:
+    try:
+        return importlib.import_module("nixl_cu13._bindings")
+    except ImportError as error:
+        raise TransferFailed(f"{error}; it comes with triptych's extra `nixl`") from error
+
+
+class NoticeTaker:
+    """Ends the claims whose readers said over NIXL that they have them; `Release` of the same may come besides."""
+
+    def __init__(self, agent: NixlAgent, leases: LeaseTable) -> None:
+        self._agent = agent
+        self._leases = leases
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="nixl-notices", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_seconds: float = 5.0) -> None:
+        self._stopping.set()
+        self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_NOTICE_SECONDS if len(self._leases) else _IDLE_SECONDS):
+            try:
+                self._leases.release([ClaimId(notice) for notice in self._agent.notices()])
+            except TransferFailed as error:
+                log.warning("no notices over NIXL: %s", error.message)
+                return
