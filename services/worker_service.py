@@ -38,7 +38,7 @@ class WorkerService(GeneratedServicer):
                 "give both workers the same language.block_size and dtype"
             )
         await passing(self._site.faults, "connect.serve")
-        arenas = [arena_to_pb(slab.describe()) for slab in self._site.slabs.values()]
+        arenas = [arena_to_pb(info) for info in self._site.arenas()]
         return pb.ConnectReply(protocol=wire.PROTOCOL, arenas=arenas, kv_layout=self._kv_layout)
 
     @unary
