@@ -4,56 +4,81 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+import grpc
 import grpc.aio
 
-from triptych.journey import new_request_id
+from triptych.journey import ClaimId, new_request_id
 from triptych.pb import worker_pb2
 from triptych.router.link import WorkerLink
+from triptych.router.tasks import Background
+from triptych.transfer.protocol.renewing import Renew, Renewals
 
 logger = logging.getLogger(__name__)
 
-RENEW_TIMEOUT_SECONDS = 5.0
+_LONGEST_TIMEOUT_SECONDS = 5.0
 
 
 class ClaimKeeper:
-    """Renews at a third of the lease, one message per owner."""
+    """Renews at a third of the lease, one message per owner; an owner that does not answer holds up no other."""
 
     def __init__(self, lease_seconds: float) -> None:
         self._lease_seconds = lease_seconds
-        self._claims: dict[WorkerLink, set[bytes]] = {}
+        # A question that is not answered by then is asked again: the next one is due.
+        self._timeout_seconds = min(_LONGEST_TIMEOUT_SECONDS, lease_seconds / 3)
+        self._renewals: Renewals[WorkerLink] = Renewals()
+        self._earlier = asyncio.Event()  # something is due earlier than `run` waits for
 
     def keep(self, owner: WorkerLink, claim_id: bytes) -> None:
-        self._claims.setdefault(owner, set()).add(claim_id)
+        if self._renewals.keep(_now(), owner, ClaimId(claim_id), self._lease_seconds):
+            self._earlier.set()
 
     def drop(self, owner: WorkerLink, claim_ids: Iterable[bytes]) -> None:
         """The consumer has the rows, or nobody wants them; dropping again does nothing."""
-        kept = self._claims.get(owner)
-        if kept is not None:
-            kept.difference_update(claim_ids)
-            if not kept:
-                del self._claims[owner]
+        self._renewals.drop(_now(), owner, map(ClaimId, claim_ids))
 
     def __len__(self) -> int:
-        return sum(len(claim_ids) for claim_ids in self._claims.values())
+        return len(self._renewals)
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            await asyncio.sleep(self._lease_seconds / 3)
-            await asyncio.gather(*(self._renew(owner, sorted(ids)) for owner, ids in list(self._claims.items())))
+        asking = Background()
+        try:
+            while True:
+                await self._until_due()
+                for message in self._renewals.due(_now()):
+                    asking.start(self._renew(message))
+        finally:
+            await asking.finish(0)
 
-    async def _renew(self, owner: WorkerLink, claim_ids: list[bytes]) -> None:
+    async def _until_due(self) -> None:
+        self._earlier.clear()
+        left = self._renewals.next_due - _now()
+        try:
+            await asyncio.wait_for(self._earlier.wait(), left if left < float("inf") else None)
+        except TimeoutError:
+            pass
+
+    async def _renew(self, message: Renew[WorkerLink]) -> None:
+        owner = message.owner
         if owner.is_lost:
-            self.drop(owner, claim_ids)
+            self._renewals.lost(_now(), owner)
             return
         request = worker_pb2.RenewRequest(
-            envelope=owner.envelope(new_request_id(), 0, RENEW_TIMEOUT_SECONDS),
-            claim_ids=claim_ids,
-            lease_ms=int(self._lease_seconds * 1000),
+            envelope=owner.envelope(new_request_id(), 0, self._timeout_seconds),
+            claim_ids=message.claims,
+            lease_ms=int(message.lease_seconds * 1000),
         )
         try:
-            reply = await owner.calls.renew(request, timeout=RENEW_TIMEOUT_SECONDS)
+            reply = await owner.calls.renew(request, timeout=self._timeout_seconds)
         except grpc.aio.AioRpcError as error:
             logger.info("claims at worker %s were not renewed: %s", owner.worker_id, error.code().name)
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:  # another process answers there
+                self._renewals.drop(_now(), owner, message.claims)
+            else:
+                self._renewals.failed(_now(), owner)
         else:
-            self.drop(owner, reply.gone)
+            self._renewals.answered(_now(), owner, map(ClaimId, reply.gone))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -69,6 +69,7 @@ class LoopbackWorker:
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # closed: reserve, prefill and encode wait
     log: list[str] = field(default_factory=list)
     renewed: list[bytes] = field(default_factory=list)
+    renew_hangs: bool = False  # questions to renew claims are never answered
     memfd_reads: int = 0
     chunks: int = 0
     digests: set[bytes] = field(default_factory=set)  # of all items that Encode calls have asked for
@@ -174,6 +175,8 @@ class _Worker(worker_pb2_grpc.WorkerServicer):
     async def Renew(self, request: worker_pb2.RenewRequest, context: Any) -> worker_pb2.RenewReply:
         await self._worker.check(request.envelope, context)
         self._worker.renewed += request.claim_ids
+        if self._worker.renew_hangs:
+            await asyncio.get_running_loop().create_future()
         return worker_pb2.RenewReply()
 
 

@@ -331,6 +331,20 @@ async def test_claims_are_renewed_while_the_request_waits(card: ModelCard) -> No
         await until(lambda: len(served.router._pipeline._claims) == 0)
 
 
+async def test_an_owner_that_does_not_answer_holds_up_no_other_owners_claims(card: ModelCard) -> None:
+    first, second, third, *rest = tiers(card, "e", "e", "e", "p", "d")
+    first.renew_hangs = True
+    pictures = [picture(), picture("sign-tea.png"), picture("receipt.png")]
+    async with serving(card, [first, second, third, *rest], lease_seconds=0.6) as served:
+        third.gate.clear()  # the other items keep the request waiting
+        asked = asyncio.create_task(served.ids([*pictures, TEXT], max_tokens=2))
+        await until(lambda: len(second.renewed) >= 4)
+        assert len(first.renewed) >= 3, "it is asked again, in time for its lease"
+        third.gate.set()
+        assert await asked == expected(2)
+        await until(lambda: len(served.router._pipeline._claims) == 0)
+
+
 async def test_a_restart_of_everything_is_survived_by_the_router(card: ModelCard) -> None:
     workers = tiers(card, "e", "p", "d")
     async with serving(card, workers) as served:
