@@ -10,22 +10,24 @@ from torch import Tensor
 
 from triptych.errors import TransferFailed
 from triptych.journey import Int64Array
+from triptych.transfer.block_copy import fits_kernel, fused_copy, gathered_copy
 from triptych.transfer.checksum import checksum
 from triptych.transfer.cuda_events import has_completed, new_stream
 from triptych.transfer.mapping import poll_until
 from triptych.transfer.pull import CopyAbandoned, Pull
 
-# Up to here each run is one memcpy; beyond, launching them costs more than gathering all blocks by one kernel.
+# Up to here each run is one memcpy; beyond, launching them costs more than moving all blocks by one kernel.
 _MOST_RUNS_COPIED_SINGLY = 8
-_GATHER_STEP_BYTES = 64 << 20  # memory a gather borrows at a time
 
 
 class DeviceCopier:
     """Does pulls between GPU memories. Each thread has streams and pinned memory of its own."""
 
     def __init__(self, device: torch.device) -> None:
+        """Waits for the device the first time: the kernel is compiled now, not in a request."""
         self._device = device
         self._of_thread = threading.local()
+        fused_copy(device)
 
     def copy(self, pull: Pull, deadline: float) -> Int64Array:
         """As `Copier.copy`. Data and words are queued on one stream of the owner's GPU, the words behind the data."""
@@ -111,23 +113,19 @@ def _queue(pull: Pull, lane: _Lane) -> Int64Array:
             piece = pull.source.data[run.source : run.source + run.num_bytes]
             pull.into[run.target : run.target + run.num_bytes].copy_(piece, non_blocking=True)
     else:
-        _gather(pull, pull.scattered, pinned)
+        _scatter(pull, pull.scattered, pinned)
     pinned[3].copy_(_words(pull, pinned[2]), non_blocking=True)
     return pinned[3].numpy()
 
 
-def _gather(pull: Pull, scattered: tuple[Int64Array, Int64Array], pinned: Tensor) -> None:
-    """Scattered blocks in few kernels: gathered on the owner's GPU, laid into their places on the reader's."""
+def _scatter(pull: Pull, scattered: tuple[Int64Array, Int64Array], pinned: Tensor) -> None:
+    """Scattered blocks in few kernels: by one, where both memories are one GPU's, else packed on the owner's GPU."""
     block_bytes = pull.source.info.unit_bytes
-    number = _widest(pull, block_bytes)
-    blocks = pull.source.data.view(number).view(-1, block_bytes // number.itemsize)
-    places = pull.into.view(number).view(-1, block_bytes // number.itemsize)
+    blocks, places = pull.source.data.view(-1, block_bytes), pull.into.view(-1, block_bytes)
     sources = _upload(scattered[0], pinned[0], blocks.device)
     targets = _upload(scattered[1], pinned[1], places.device)
-    step = max(1, _GATHER_STEP_BYTES // block_bytes)
-    for begin in range(0, sources.numel(), step):
-        packed = blocks.index_select(0, sources[begin : begin + step])
-        places.index_copy_(0, targets[begin : begin + step], packed.to(places.device, non_blocking=True))
+    fused = fused_copy(blocks.device) if fits_kernel(blocks, places) else None
+    (fused or gathered_copy)(blocks, places, sources, targets)
 
 
 def _words(pull: Pull, pinned: Tensor) -> Tensor:
@@ -141,12 +139,3 @@ def _words(pull: Pull, pinned: Tensor) -> Tensor:
 def _upload(ids: Int64Array, pinned: Tensor, device: torch.device) -> Tensor:
     pinned[: ids.size].numpy()[:] = ids
     return pinned[: ids.size].to(device, non_blocking=True)
-
-
-def _widest(pull: Pull, block_bytes: int) -> torch.dtype:
-    """Kernels move one number at a time: the widest that blocks and both memories are aligned to."""
-    for number in (torch.int64, torch.int32):
-        offsets = (block_bytes, pull.into.data_ptr(), pull.into.storage_offset(), pull.source.data.storage_offset())
-        if all(offset % number.itemsize == 0 for offset in offsets):
-            return number
-    return torch.uint8
