@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import grpc
 
 from triptych import wire
-from triptych.errors import TransferFailed, TriptychError
+from triptych.errors import DeadlineExceeded, TransferFailed, TriptychError, WorkerLost
 from triptych.journey import ClaimId, Endpoint
 from triptych.pb import common_pb2
 from triptych.pb import worker_pb2 as pb
@@ -57,7 +57,10 @@ class Peers:
         try:
             reply = self._stub(endpoint).Connect(request, timeout=_CALL_SECONDS)
         except grpc.RpcError as error:
-            raise wire.error_from_rpc(error) from error
+            failure = wire.error_from_rpc(error)
+            if isinstance(failure, DeadlineExceeded):  # the peer's time, not the request's: another one may be tried
+                failure = WorkerLost(f"{endpoint.address} did not answer Connect within {_CALL_SECONDS:g} s")
+            raise failure from error
         if reply.protocol != wire.PROTOCOL:
             raise TransferFailed(f"peer speaks transfer protocol {reply.protocol}, this worker {wire.PROTOCOL}")
         return [arena_from_pb(arena) for arena in reply.arenas]
