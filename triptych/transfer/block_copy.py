@@ -9,6 +9,13 @@ from torch import Tensor
 
 from triptych.transfer.cuda_events import new_stream
 
+try:
+    from triptych.transfer.block_copy_kernel import copy_blocks
+except ImportError as error:  # Triton comes with torch for GPUs alone
+    _why_no_kernel: ImportError | None = error
+else:
+    _why_no_kernel = None
+
 log = logging.getLogger(__name__)
 
 # blocks, places [*, bytes] uint8; sources, targets [count] int64 on the device: places[targets[i]] = blocks[sources[i]]
@@ -46,10 +53,8 @@ def fused_copy(device: torch.device) -> BlockCopy | None:
     """
     if device.type != "cuda":
         return None
-    try:
-        from triptych.transfer.block_copy_kernel import copy_blocks
-    except ImportError as error:  # Triton comes with torch for GPUs alone
-        log.warning("scattered blocks are copied in two passes, which costs time: %s", error)
+    if _why_no_kernel is not None:
+        log.warning("scattered blocks are copied in two passes, which costs time: %s", _why_no_kernel)
         return None
 
     def fused(blocks: Tensor, places: Tensor, sources: Tensor, targets: Tensor) -> None:
