@@ -13,6 +13,7 @@ from triptych.journey import BlockRef, EmbeddingRef, KVRef, RequestId, Role, Sha
 from triptych.services.prefill.awaited import AwaitedRows
 from triptych.services.site import KV_ARENA, Language, RoleWorker, Site
 from triptych.transfer.checksum import checksum
+from triptych.transfer.leases import Claimed
 
 log = logging.getLogger(__name__)
 
@@ -118,12 +119,14 @@ class PrefillWorker(RoleWorker):
         """A claim on the blocks; the engine's share of them ends with it. None, and no claim, once cancelled."""
         ids = [block.id for block in blocks]
         slab = self._language.slab
+        event = slab.record_event()
+        covers = Claimed(KV_ARENA, tuple(ids), event)
         # Under the lock that `forget` takes: a claim granted behind a cancel's sweep would live until its lease ends.
         with self._lock:
             known = self._calls.get(call.job.request_id) is call
             if known:
                 claim = self._site.leases.grant(
-                    call.job.request_id, call.lease_seconds, lambda: self._engine.release_blocks(ids)
+                    call.job.request_id, call.lease_seconds, lambda: self._engine.release_blocks(ids), covers
                 )
         if not known:
             self._engine.release_blocks(ids)
@@ -142,7 +145,7 @@ class PrefillWorker(RoleWorker):
             dtype=str(self._site.dtype).removeprefix("torch."),
             kv_layout=self._language.layout,
             lease_seconds=call.lease_seconds,
-            event=slab.record_event(),
+            event=event,
             checksum=digest,
         )
 

@@ -10,7 +10,7 @@ from triptych.engine.store_entry import Entry
 from triptych.journey import ClaimId, EmbeddingRef, Endpoint, RequestId, Shard
 from triptych.models.base import VisionTower
 from triptych.transfer.arena import ArenaInfo
-from triptych.transfer.leases import LeaseTable
+from triptych.transfer.leases import Claimed, LeaseTable
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +31,9 @@ class RefMaker:
         self._width = tower.width
         self._levels = tower.levels
         self._dtype = str(tower.dtype).removeprefix("torch.")
+
+    def covers(self, entry: Entry) -> Claimed:
+        return Claimed(self._arena.id, tuple(entry.span), entry.event)
 
     def __call__(self, job: EncodeJob, entry: Entry, claim_id: ClaimId) -> EmbeddingRef:
         offset = entry.start * self._arena.unit_bytes
@@ -72,7 +75,8 @@ class Grants:
     def grant(self, job: EncodeJob, entry: Entry) -> EmbeddingRef:
         """A ref with a lease of its own. The job's claim on the entry passes to the lease."""
         grant = Grant(job.request_id, entry)
-        claim_id = self._leases.grant(job.request_id, job.lease_seconds, partial(self._on_end, grant))
+        covers = self._make_ref.covers(entry)
+        claim_id = self._leases.grant(job.request_id, job.lease_seconds, partial(self._on_end, grant), covers)
         grant.claim_id = claim_id
         self._by_request.setdefault(job.request_id, set()).add(grant)
         return self._make_ref(job, entry, claim_id)

@@ -24,11 +24,21 @@ _MAX_TOMBSTONES = 8192
 _MIN_STALE_TO_COMPACT = 256
 
 
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim covers at its owner: whole units of one arena, written once the event has completed."""
+
+    arena: int
+    units: tuple[int, ...]
+    event: int
+
+
 @dataclass(slots=True)
 class _Lease:
     request_id: RequestId
     deadline: float
     on_end: OnEnd
+    covers: Claimed | None = None
 
 
 class LeaseTable:
@@ -49,6 +59,7 @@ class LeaseTable:
         self._heap: list[tuple[float, ClaimId]] = []
         self._tombstones: OrderedDict[ClaimId, float] = OrderedDict()  # when each ended, oldest first
         self.granted = 0
+        self._noticed: set[ClaimId] = set()  # of the tombstones: those whose reader has not released them itself yet
         self.expired = 0  # claims nobody released
         self.late_releases = 0  # releases of claims that had ended already
         self.unknown_releases = 0  # releases of claims never heard of, or forgotten since
@@ -58,14 +69,17 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def grant(self, request_id: RequestId, seconds: float, on_end: OnEnd) -> ClaimId:
-        """A new claim that ends in `seconds` unless renewed; `on_end` is called exactly once, whoever ends it."""
+    def grant(self, request_id: RequestId, seconds: float, on_end: OnEnd, covers: Claimed | None = None) -> ClaimId:
+        """A new claim that ends in `seconds` unless renewed; `on_end` is called exactly once, whoever ends it.
+
+        covers: for owners that readers without shared memory may ask to make the claim ready
+        """
         _check_seconds(seconds)
         claim_id = self._new_id()
         with self._lock:
             deadline = self._clock() + seconds
             self.granted += 1
-            self._leases[claim_id] = _Lease(request_id, deadline, on_end)
+            self._leases[claim_id] = _Lease(request_id, deadline, on_end, covers)
             self._claims_by_request.setdefault(request_id, set()).add(claim_id)
             heapq.heappush(self._heap, (deadline, claim_id))
         return claim_id
@@ -85,14 +99,35 @@ class LeaseTable:
                     lease.deadline = max(lease.deadline, now + seconds)
         return gone
 
-    def release(self, claim_ids: Iterable[ClaimId]) -> int:
-        """How many claims this ended. Late and unknown ones are counted, never an error."""
+    def covered(self, claim_id: ClaimId) -> Claimed | None:
+        """What a living claim covers; None for one that has ended, or that covers nothing it could tell."""
+        with self._lock:
+            lease = self._leases.get(claim_id)
+            return lease.covers if lease is not None and lease.deadline > self._clock() else None
+
+    def on_end(self, claim_id: ClaimId, then: OnEnd) -> bool:
+        """Has `then` called too when the claim ends. False, and never called, when it has ended already."""
+        with self._lock:
+            lease = self._leases.get(claim_id)
+            if lease is not None:
+                lease.on_end = _both(lease.on_end, then)
+        return lease is not None
+
+    def release(self, claim_ids: Iterable[ClaimId], *, by_notice: bool = False) -> int:
+        """How many claims this ended. Late and unknown ones are counted, never an error.
+
+        by_notice: the reader's transport said so; the reader's own release follows, and is not late then
+        """
         ended = []
         with self._lock:
             for claim_id in claim_ids:
                 if claim_id in self._leases:
                     ended.append(self._remove(claim_id))
                     self.released += 1
+                    if by_notice:
+                        self._noticed.add(claim_id)
+                elif claim_id in self._noticed:
+                    self._noticed.discard(claim_id)
                 elif claim_id in self._tombstones:
                     self.late_releases += 1
                 else:
@@ -170,7 +205,7 @@ class LeaseTable:
             del self._claims_by_request[lease.request_id]
         self._tombstones[claim_id] = self._clock()
         if len(self._tombstones) > _MAX_TOMBSTONES:
-            self._tombstones.popitem(last=False)
+            self._noticed.discard(self._tombstones.popitem(last=False)[0])
         return lease.on_end
 
     def _compact(self) -> None:
@@ -181,7 +216,7 @@ class LeaseTable:
 
     def _bury(self, now: float) -> None:
         while self._tombstones and next(iter(self._tombstones.values())) <= now - _TOMBSTONE_SECONDS:
-            self._tombstones.popitem(last=False)
+            self._noticed.discard(self._tombstones.popitem(last=False)[0])
 
     def _finish(self, ended: Sequence[OnEnd]) -> int:
         """Calls each on_end, also when one before it raised: a bug in one owner must not leak another's memory."""
@@ -231,6 +266,16 @@ class Sweeper:
             return
         if expired:
             log.warning("%d claims expired unreleased", expired)
+
+
+def _both(first: OnEnd, second: OnEnd) -> OnEnd:
+    def end() -> None:
+        try:
+            first()
+        finally:
+            second()
+
+    return end
 
 
 def _check_seconds(seconds: float) -> None:

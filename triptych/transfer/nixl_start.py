@@ -67,7 +67,7 @@ class NoticeTaker:
     def _run(self) -> None:
         while not self._stopping.wait(_NOTICE_SECONDS if len(self._leases) else _IDLE_SECONDS):
             try:
-                self._leases.release([ClaimId(notice) for notice in self._agent.notices()])
+                self._leases.release([ClaimId(notice) for notice in self._agent.notices()], by_notice=True)
             except TransferFailed as error:
                 log.warning("no notices over NIXL: %s", error.message)
                 return
