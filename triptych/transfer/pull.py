@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from torch import Tensor
 
-from triptych.errors import ClaimExpired, TransferFailed
+from triptych.errors import TransferFailed
 from triptych.journey import Int64Array
 from triptych.transfer.checksum import checksum
 from triptych.transfer.host_slab import fence
@@ -48,17 +48,6 @@ class Pull:
     claim: bytes = b""
     halfway: Callable[[], None] | None = None
 
-    def verify(self, found: Int64Array) -> None:
-        """Raises ClaimExpired when a word read behind the data is not the claim's generation."""
-        wrong = np.flatnonzero(found != self.generations)
-        if wrong.size:
-            first = int(wrong[0])
-            raise ClaimExpired(
-                f"{wrong.size} of {self.units.size} units of {self.source.info.kind} arena {self.source.info.id} were "
-                f"freed or overwritten: unit {self.units[first]} has generation {found[first]}, "
-                f"the claim {self.generations[first]}"
-            )
-
 
 class CopyAbandoned(TransferFailed):
     """A copy that was queued, is overdue, and may still write into its destination.
@@ -77,7 +66,7 @@ class Copier(Protocol):
     def copy(self, pull: Pull, deadline: float) -> Int64Array:
         """The words of the pull's units, read after its data has been copied.
 
-        Waits for the owner's event first. Raises TransferFailed at the deadline (time.monotonic), CopyAbandoned when
+        The owner's event has completed. Raises TransferFailed at the deadline (time.monotonic), CopyAbandoned when
         the copy had been queued by then.
         """
 
@@ -89,7 +78,6 @@ class HostCopier:
     """Copies between host memories on the calling thread."""
 
     def copy(self, pull: Pull, deadline: float) -> Int64Array:
-        pull.source.wait_event(pull.event, deadline)
         # numpy rather than torch: one memcpy on this thread, without the interpreter lock, and without a team of
         # OpenMP threads for every puller thread.
         data, into = pull.source.data.numpy(), pull.into.numpy()

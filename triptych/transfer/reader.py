@@ -29,9 +29,16 @@ from triptych.transfer.nixl import NixlCopier
 from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.pairing import open_mapping
 from triptych.transfer.plan import only_shard, plan_blocks, plan_rows
-from triptych.transfer.pull import Copier, CopyAbandoned, HostCopier, Pull
+from triptych.transfer.protocol.pulling import PullMachine
+from triptych.transfer.pull import Copier, HostCopier, Pull
 from triptych.transfer.quarantine import Quarantine, overlap
+from triptych.transfer.reading import GiveBack, IsWanted, Reading
 from triptych.transfer.slab import Slab
+
+
+def always() -> bool:
+    """For claims that nobody gives up."""
+    return True
 
 
 class Reader:
@@ -43,6 +50,7 @@ class Reader:
     local_slabs: this worker's own slabs by arena id; may still grow
     device:      where every destination lies
     nixl:        this worker's NIXL agent, if it has one
+    give_back:   sends a claim's release to its owner; returns at once. Called for every claim that is read, once
     """
 
     def __init__(
@@ -55,7 +63,9 @@ class Reader:
         faults: Faults | None = None,
         figures: TransferFigures | None = None,
         nixl: NixlAgent | None = None,
+        give_back: GiveBack = lambda owner, claim: None,
     ) -> None:
+        self._give_back = give_back
         self._faults = faults or Faults()
         self._figures = figures or TransferFigures()
         self._owner = owner
@@ -68,27 +78,36 @@ class Reader:
         self._nixl = NixlCopier(nixl, self._device, self._copier, settings) if nixl is not None else None
         self._quarantine = Quarantine()
 
-    def read_rows(self, ref: EmbeddingRef, into: Tensor, deadline: float | None = None) -> None:
+    def read_rows(
+        self, ref: EmbeddingRef, into: Tensor, deadline: float | None = None, is_wanted: IsWanted = always
+    ) -> None:
         """Fills `into` [rows, levels * width], contiguous and of the ref's dtype, with the claimed rows.
 
-        deadline: time.monotonic; at most the settings' copy timeout from now
+        deadline:  time.monotonic; at most the settings' copy timeout from now
+        is_wanted: once it says no, nothing more is begun, and Cancelled is raised
+        The claim is given back in any case, as soon as nothing reads it any more.
         Raises ClaimExpired when the owner has freed or overwritten the rows, and TransferFailed, WrongIncarnation or
         WorkerLost when they cannot be had; `into` holds nothing of use then.
         """
-        self._read("rows", ref, only_shard(ref.shards), deadline, lambda source: plan_rows(ref, source, into))
-        self._check_sum(ref.checksum, into)
-        self._faults.at("rows.verified")
+        plan = partial(plan_rows, ref, into=into)
+        self._read(_Errand(self, "rows", ref, plan, lambda: self._copier.checksum(into)), deadline, is_wanted)
 
-    def read_blocks(self, ref: KVRef, into: Tensor, block_ids: Sequence[int], deadline: float | None = None) -> None:
+    def read_blocks(
+        self,
+        ref: KVRef,
+        into: Tensor,
+        block_ids: Sequence[int],
+        deadline: float | None = None,
+        is_wanted: IsWanted = always,
+    ) -> None:
         """Copies the claimed KV blocks, in order, into the rows `block_ids` of `into` [blocks, block_bytes] uint8.
 
         When `into` is the slab the claim is in, blocks that are their own destination stay where they are.
         Deadline and errors as in `read_rows`.
         """
-        source = only_shard(ref.shards)
-        self._read("kv", ref, source, deadline, lambda mapping: plan_blocks(ref, mapping, into, block_ids))
-        self._check_sum(ref.checksum, into, block_ids)
-        self._faults.at("kv.verified")
+        plan = partial(plan_blocks, ref, into=into, block_ids=block_ids)
+        sum_up = partial(self._copier.checksum, into, block_ids)
+        self._read(_Errand(self, "kv", ref, plan, sum_up), deadline, is_wanted)
 
     def open(self, endpoint: Endpoint, deadline: float | None = None) -> str:
         """The transport to a neighbour, with its arenas opened ahead of the first ref. Raises as reading does."""
@@ -130,32 +149,11 @@ class Reader:
         self._connections.forget_all()
         self._quarantine.let_go()
 
-    def _read(
-        self,
-        kind: str,
-        ref: EmbeddingRef | KVRef,
-        shard: Shard,
-        deadline: float | None,
-        plan: Callable[[Mapping], Pull],
-    ) -> None:
-        limit = self._deadline(deadline)
+    def _read(self, errand: "_Errand", deadline: float | None, is_wanted: IsWanted) -> None:
         self._quarantine.let_go()
-        with ExitStack() as held:
-            source = self._source(ref.owner, shard, limit, held)
-            pull = plan(source)
-            self._require_here(pull.into)
-            pull = replace(pull, home=self._home(pull.into), claim=ref.claim_id, halfway=self._halfway(kind))
-            self._faults.at(f"{kind}.begin")
-            began = time.monotonic()
-            try:
-                found = self._copier_from(source).copy(pull, limit)
-            except CopyAbandoned as error:
-                self._quarantine.hold(error.ended, pull.into, held.pop_all().close)
-                raise TransferFailed(error.message) from error
-            self._faults.at(f"{kind}.copied", lambda: spoil(pull))
-            pull.verify(found)
-            num_bytes = sum(run.num_bytes for run in pull.runs)
-            self._figures.copied(source.info.kind, source.transport, num_bytes, time.monotonic() - began)
+        ref = errand.ref
+        machine = PullMachine(ref.claim_id, ref.owner, self._deadline(deadline), ref.checksum)
+        Reading(machine, errand, self._copier_from, self._quarantine, self._give_back, is_wanted).run()
 
     def _meet(self, endpoint: Endpoint) -> Sequence[ArenaInfo]:
         arenas = self._connect(endpoint)
@@ -190,9 +188,6 @@ class Reader:
         """The slab of this worker that the destination lies in, if it lies in one."""
         return next((slab for slab in self._local_slabs.values() if overlap(slab.data, into)), None)
 
-    def _halfway(self, kind: str) -> Callable[[], None] | None:
-        return partial(self._faults.at, f"{kind}.middle") if self._faults.on else None
-
     def _deadline(self, deadline: float | None) -> float:
         limit = time.monotonic() + self._settings.copy_timeout_seconds
         return limit if deadline is None else min(limit, deadline)
@@ -201,9 +196,50 @@ class Reader:
         if into.device != self._device:
             raise TransferFailed(f"the destination is on {into.device}, this reader copies to {self._device}")
 
-    def _check_sum(self, wanted: bytes, into: Tensor, rows: Sequence[int] | None = None) -> None:
-        if wanted and (found := self._copier.checksum(into, rows)) != wanted:
-            raise TransferFailed(f"the copy has checksum {found.hex()}, the owner's is {wanted.hex()}")
+
+class _Errand:
+    """What the reader does for one claim, as `Errand` says.
+
+    plan:   the copy out of the claimed arena
+    sum_up: the checksum of what has landed
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        kind: str,
+        ref: EmbeddingRef | KVRef,
+        plan: Callable[[Mapping], Pull],
+        sum_up: Callable[[], bytes],
+    ) -> None:
+        self.ref = ref
+        self.checksum = sum_up
+        self._reader = reader
+        self._kind = kind
+        self._plan = plan
+        self._held = ExitStack()
+
+    def open(self, limit: float) -> Sequence[Pull]:
+        reader = self._reader
+        pull = self._plan(reader._source(self.ref.owner, only_shard(self.ref.shards), limit, self._held))
+        reader._require_here(pull.into)
+        halfway = partial(reader._faults.at, f"{self._kind}.middle") if reader._faults.on else None
+        return [replace(pull, home=reader._home(pull.into), claim=self.ref.claim_id, halfway=halfway)]
+
+    def close(self) -> None:
+        self._held.close()
+
+    def begin(self, pulls: Sequence[Pull]) -> None:
+        self._reader._faults.at(f"{self._kind}.begin")
+
+    def copied(self, pulls: Sequence[Pull]) -> None:
+        self._reader._faults.at(f"{self._kind}.copied", lambda: spoil(pulls[-1]))
+
+    def delivered(self, pulls: Sequence[Pull], seconds: float) -> None:
+        source = pulls[0].source
+        num_bytes = sum(run.num_bytes for pull in pulls for run in pull.runs)
+        self._reader._figures.copied(source.info.kind, source.transport, num_bytes, seconds)
+        self._reader._faults.at(f"{self._kind}.verified")
 
 
 def spoil(pull: Pull) -> None:
