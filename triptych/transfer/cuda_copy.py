@@ -31,7 +31,6 @@ class DeviceCopier:
 
     def copy(self, pull: Pull, deadline: float) -> Int64Array:
         """As `Copier.copy`. Data and words are queued on one stream of the owner's GPU, the words behind the data."""
-        pull.source.wait_event(pull.event, deadline)
         lane = self._lane()
         with torch.inference_mode(), lane.current(pull.source.device):
             try:
