@@ -18,6 +18,7 @@ from triptych.config import Settings
 from triptych.journey import EmbeddingRef, Endpoint, KVRef
 from triptych.pb import common_pb2 as pb
 from triptych.services.peers import Peers
+from triptych.transfer.nixl_start import start_nixl
 from triptych.transfer.reader import Reader
 
 HERE = Endpoint("127.0.0.1:1", 1)
@@ -77,7 +78,10 @@ class Consumer:
         self.device = device
         self._owner, self._met, self._sizes = owner, met, sizes
         self._peers = Peers(HERE, met.fingerprint, b"", lambda claims: None)
-        self._reader = Reader(self._peers.connect, HERE, {}, device, settings.transfer)
+        self._nixl = start_nixl(settings.transfer)
+        self._reader = Reader(
+            *(self._peers.connect, HERE, {}, device, settings.transfer), nixl=self._nixl, give_back=self._peers.release
+        )
         self._threads = ThreadPoolExecutor(PULL_THREADS, thread_name_prefix="pull")
         self._chance = random.Random(2)
         self.landing = torch.zeros(sizes.items, sizes.rows, sizes.width, dtype=torch.bfloat16, device=device)
@@ -92,6 +96,8 @@ class Consumer:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._reader.close()
         self._peers.close()
+        if self._nixl is not None:
+            self._nixl.close()
 
     def open(self) -> str:
         """The transport by which the owner is reached. Raises TransferFailed with each refusal."""
@@ -142,18 +148,12 @@ class Consumer:
 
     def _pull_rows(self, message: bytes, item: int) -> EmbeddingRef:
         ref = wire.embedding_ref_from_pb(pb.EmbeddingRef.FromString(message))
-        try:
-            self._reader.read_rows(ref, self.landing[item])
-        finally:
-            self._peers.release(ref.owner, ref.claim_id)
+        self._reader.read_rows(ref, self.landing[item])
         return ref
 
     def _pull_blocks(self, message: bytes, targets: Sequence[int]) -> KVRef:
         ref = wire.kv_ref_from_pb(pb.KVRef.FromString(message))
-        try:
-            self._reader.read_blocks(ref, self.blocks, targets)
-        finally:
-            self._peers.release(ref.owner, ref.claim_id)
+        self._reader.read_blocks(ref, self.blocks, targets)
         return ref
 
 
