@@ -1,11 +1,12 @@
 """Which pieces of a neighbour's slab one read takes, and where they go out of the window they land in. Pure."""
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from triptych.errors import TransferFailed
 from triptych.journey import Int64Array
 from triptych.transfer.pull import ByteRun, Pull, unit_runs
 
@@ -72,9 +73,37 @@ def word_parts(units: Int64Array, room: int) -> Iterator[WordPart]:
         begin = end
 
 
-def mean_piece_bytes(runs: Sequence[ByteRun]) -> float:
-    """How long the source pieces are that a pull reads."""
-    return sum(run.num_bytes for run in runs) / max(1, _num_pieces(runs))
+def scattered(pull: Pull, below_bytes: int) -> bool:
+    """Whether a pull reads several pieces that are shorter on average than this."""
+    pieces = _num_pieces(pull.runs)
+    return pieces > 1 and sum(run.num_bytes for run in pull.runs) < pieces * below_bytes
+
+
+def as_packed(pull: Pull) -> Pull:
+    """The same pull out of a pack, where its units lie one behind the other in the order of `units`.
+
+    Raises TransferFailed for bytes outside of the claimed units.
+    """
+    unit_bytes = pull.source.info.unit_bytes
+    place_of = {int(unit): place for place, unit in enumerate(pull.units)}
+    try:
+        runs = tuple(moved for run in pull.runs for moved in _moved(run, place_of, unit_bytes))
+        units = None
+        if pull.scattered is not None:
+            sources, targets = pull.scattered
+            units = (np.array([place_of[int(unit)] for unit in sources], dtype=np.int64), targets)
+    except KeyError as error:
+        raise TransferFailed(f"unit {error} is not among those claimed") from error
+    return replace(pull, runs=runs, scattered=units)
+
+
+def _moved(run: ByteRun, place_of: Mapping[int, int], unit_bytes: int) -> Iterator[ByteRun]:
+    done = 0
+    while done < run.num_bytes:
+        unit, inside = divmod(run.source + done, unit_bytes)
+        length = min(run.num_bytes - done, unit_bytes - inside)
+        yield ByteRun(place_of[unit] * unit_bytes + inside, run.target + done, length)
+        done += length
 
 
 def _word_pieces(units: Int64Array, begin: int, room: int) -> tuple[int, list[tuple[int, int]], list[int]]:

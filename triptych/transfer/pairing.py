@@ -12,7 +12,7 @@ from triptych.transfer.cuda_ipc import open_cuda_ipc
 from triptych.transfer.figures import NO_TRANSPORT, log_path
 from triptych.transfer.local import open_local
 from triptych.transfer.mapping import Mapping
-from triptych.transfer.nixl import NixlCopier
+from triptych.transfer.nixl import NixlCopier, PrepareClaim
 from triptych.transfer.shm import open_shm
 from triptych.transfer.slab import Slab
 
@@ -26,11 +26,13 @@ def open_mapping(
     tell: Tell = log_path,
     *,
     nixl: NixlCopier | None = None,
+    prepare: PrepareClaim | None = None,
     allowed: Collection[str] = TRANSPORTS,
 ) -> Mapping:
     """The arena opened by the nearest transport that works: same process, CUDA IPC, shared memory, NIXL.
 
     nixl:    where this process has NIXL
+    prepare: how a claim is made ready at its owner, for NIXL
     allowed: others are not tried
     tell:    gets the arena, the transport (`none` where none works), and the reasons of those tried before
     Raises TransferFailed with every transport's reason when none does.
@@ -39,7 +41,7 @@ def open_mapping(
         ("local", lambda: open_local(info, device, local_slabs)),
         ("cuda_ipc", lambda: open_cuda_ipc(info, device)),
         ("shm", lambda: open_shm(info, device)),
-        ("nixl", lambda: _open_nixl(info, nixl)),
+        ("nixl", lambda: _open_nixl(info, nixl, prepare)),
     )
     reasons = []
     for name, open_path in paths:
@@ -56,7 +58,7 @@ def open_mapping(
     raise TransferFailed(f"no transport reaches {info.kind} arena {info.id}: " + "; ".join(reasons))
 
 
-def _open_nixl(info: ArenaInfo, nixl: NixlCopier | None) -> Mapping:
+def _open_nixl(info: ArenaInfo, nixl: NixlCopier | None, prepare: PrepareClaim | None) -> Mapping:
     if nixl is None:
         raise TransferFailed("this process has no NIXL agent")
-    return nixl.open(info)
+    return nixl.open(info, prepare)

@@ -34,6 +34,7 @@ from triptych.transfer.pull import Copier, HostCopier, Pull
 from triptych.transfer.quarantine import Quarantine, overlap
 from triptych.transfer.reading import GiveBack, IsWanted, Reading
 from triptych.transfer.slab import Slab
+from triptych.transfer.staging import Prepare
 
 
 def always() -> bool:
@@ -50,6 +51,7 @@ class Reader:
     local_slabs: this worker's own slabs by arena id; may still grow
     device:      where every destination lies
     nixl:        this worker's NIXL agent, if it has one
+    prepare:     asks a claim's owner to make it ready, for reading over NIXL
     give_back:   sends a claim's release to its owner; returns at once. Called for every claim that is read, once
     """
 
@@ -64,7 +66,9 @@ class Reader:
         figures: TransferFigures | None = None,
         nixl: NixlAgent | None = None,
         give_back: GiveBack = lambda owner, claim: None,
+        prepare: Prepare | None = None,
     ) -> None:
+        self._prepare = prepare
         self._give_back = give_back
         self._faults = faults or Faults()
         self._figures = figures or TransferFigures()
@@ -160,10 +164,14 @@ class Reader:
         self._figures.met(endpoint, arenas)
         return arenas
 
-    def _open(self, info: ArenaInfo) -> Mapping:
+    def _open(self, endpoint: Endpoint, info: ArenaInfo) -> Mapping:
         allowed = self._settings.transports
+        prepare = partial(self._prepare, endpoint) if self._prepare is not None else None
         return open_mapping(
-            info, self._device, self._local_slabs, self._figures.tried, nixl=self._nixl, allowed=allowed
+            *(info, self._device, self._local_slabs, self._figures.tried),
+            nixl=self._nixl,
+            prepare=prepare,
+            allowed=allowed,
         )
 
     def _copier_from(self, source: Mapping) -> Copier:
