@@ -10,7 +10,7 @@ from tests.engine.books import ROW_BYTES, branches, prompt, reservation, schedul
 from tests.multimodal.parts import random_parts, text
 from triptych.engine.plan import Announcement, Chunk, StepPlan
 from triptych.engine.scheduler import Scheduler
-from triptych.engine.sequence import PrefillSequence
+from triptych.engine.sequence import PrefillSequence, Reservation
 from triptych.journey import RequestId
 from triptych.multimodal.layout import ItemPart, TextPart
 
@@ -44,12 +44,16 @@ class Driver:
         if self.rng.random() < 0.6:
             count = self.rng.randrange(1, 4)
             held = reservation(self.number, sequence.num_tokens, self.rng.randrange(1, 20), count)
+            self.name(held, sequence)
             if held.num_blocks > self.books.ledger.pool.num_blocks:
                 return
             self.books.add_reservation(held)
             self.reserved[sequence.request_id] = sequence
         else:
             self.queue_prompt(sequence)
+
+    def name(self, held: Reservation, sequence: PrefillSequence) -> None:
+        """The reservation is of this prompt."""
 
     def queue_prompt(self, sequence: PrefillSequence) -> None:
         self.books.add_prefill(sequence)
@@ -59,12 +63,15 @@ class Driver:
     def admit(self) -> None:
         admitted = self.books.admit()
         for held in admitted.reservations:
-            self.queue_prompt(self.reserved[held.request_id])
+            self.granted(held)
         for sequence in admitted.prefills:
             assert len(sequence.blocks) == -(-sequence.num_tokens // 4)
             self.begin(sequence)
         for sequence, window in admitted.windows:
             self.open_items.setdefault(sequence.request_id, set()).update(window.items)
+
+    def granted(self, held: Reservation) -> None:
+        self.queue_prompt(self.reserved[held.request_id])
 
     def begin(self, sequence: PrefillSequence) -> None:
         """The prompt has room."""
@@ -132,10 +139,16 @@ class Driver:
         del self.prompts[sequence.request_id]
         self.books.drop_prefill(sequence.request_id)
         held = self.books.reservation(sequence.request_id)
-        self.reserved.pop(sequence.request_id, None)
         if held is None:
+            self.reserved.pop(sequence.request_id, None)
             self.finished += 1
             return
+        self.start(held)
+
+    def start(self, held: Reservation) -> None:
+        """All KV of its prompt is there."""
+        sequence = self.reserved.pop(held.request_id)
+        self.books.prompt_landed(held)
         chosen = [branch for branch in range(held.branches) if self.rng.random() < 0.8]
         if chosen:
             self.books.start_decode(branches(held, sequence.layout, chosen))
