@@ -71,15 +71,7 @@ class Record:
 
     def summary(self) -> dict[str, Any]:
         """For a file: first and last level, growth and noise of everything."""
-        quantities = {
-            f"{name}.{quantity}": {
-                "first": found.first,
-                "last": found.last,
-                "growth": found.growth,
-                "noise": found.noise,
-            }
-            for (name, quantity), found in self.trends().items()
-        }
+        quantities = {f"{name}.{quantity}": asdict(found) for (name, quantity), found in self.trends().items()}
         return {"seconds": self.at[-1], "samples": len(self.at), "outcomes": self.outcomes, "quantities": quantities}
 
 
