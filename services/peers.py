@@ -1,9 +1,8 @@
 """The other workers, as seen from a worker: map their arenas, give claims back."""
 
 import logging
-import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import grpc
 
@@ -13,20 +12,23 @@ from triptych.journey import ClaimId, Endpoint
 from triptych.pb import common_pb2
 from triptych.pb import worker_pb2 as pb
 from triptych.pb.worker_pb2_grpc import WorkerStub
+from triptych.services.claim_post import ClaimPost
 from triptych.transfer.arena import ArenaInfo, CudaIpcInfo, NixlInfo, ShmInfo
 from triptych.transfer.faults import Faults
+from triptych.transfer.leases import LeaseTable
 
 log = logging.getLogger(__name__)
 
 _CALL_SECONDS = 5.0
-_RELEASE_TRIES = 3
 _NO_REQUEST = bytes(16)
 
 
 class Peers:
-    """Channels to the workers this one has dealt with. Thread-safe; `close` ends its sender thread and channels.
+    """Channels to the workers this one has dealt with. Thread-safe; `close` ends its threads and channels.
 
-    Releases are sent by a thread of their own, one message per owner, so that a slow peer never holds up a pull.
+    Releases and renewals are sent by a thread for each owner, so that a slow peer holds up neither pulls nor others.
+
+    leases: this worker's own, for claims that it reads itself
     """
 
     def __init__(
@@ -34,19 +36,17 @@ class Peers:
         owner: Endpoint,
         fingerprint: bytes,
         kv_layout: bytes,
-        release_own: Callable[[Sequence[ClaimId]], object],
+        leases: LeaseTable,
         faults: Faults | None = None,
     ) -> None:
         self._owner = owner
         self._fingerprint = fingerprint
         self._kv_layout = kv_layout
-        self._release_own = release_own
+        self._leases = leases
         self._faults = faults or Faults()
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
-        self._outbox: queue.SimpleQueue[tuple[Endpoint, ClaimId] | None] = queue.SimpleQueue()
-        self._sender = threading.Thread(target=self._send_releases, name="release", daemon=True)
-        self._sender.start()
+        self._post = ClaimPost(self._send_release, self._send_renewal, self._faults)
 
     def connect(self, endpoint: Endpoint) -> Sequence[ArenaInfo]:
         """The peer's arenas. Raises the peer's own refusal, or WorkerLost when it does not answer."""
@@ -57,24 +57,29 @@ class Peers:
         try:
             reply = self._stub(endpoint).Connect(request, timeout=_CALL_SECONDS)
         except grpc.RpcError as error:
-            failure = wire.error_from_rpc(error)
-            if isinstance(failure, DeadlineExceeded):  # the peer's time, not the request's: another one may be tried
-                failure = WorkerLost(f"{endpoint.address} did not answer Connect within {_CALL_SECONDS:g} s")
-            raise failure from error
+            raise _failure(endpoint, "Connect", _CALL_SECONDS, error) from error
         if reply.protocol != wire.PROTOCOL:
             raise TransferFailed(f"peer speaks transfer protocol {reply.protocol}, this worker {wire.PROTOCOL}")
         return [arena_from_pb(arena) for arena in reply.arenas]
 
+    def keep(self, owner: Endpoint, claim: ClaimId, lease_seconds: float) -> None:
+        """Renew a claim of such a lease until it is given back; returns at once."""
+        self._post.keep(owner, claim, lease_seconds)
+
     def release(self, owner: Endpoint, claim: ClaimId) -> None:
         """Give a claim back; returns at once. A claim whose release is lost ends with its lease."""
         if owner == self._owner:
-            self._release_own([claim])
+            self._post.drop(owner, claim)
+            self._leases.release([claim])
         else:
-            self._outbox.put((owner, claim))
+            self._post.release(owner, claim)
+
+    def num_kept(self) -> int:
+        """Claims that are renewed."""
+        return len(self._post)
 
     def close(self) -> None:
-        self._outbox.put(None)
-        self._sender.join(timeout=_CALL_SECONDS)
+        self._post.close(_CALL_SECONDS)
         with self._lock:
             for channel in self._channels.values():
                 channel.close()
@@ -93,36 +98,31 @@ class Peers:
                 self._channels[endpoint.address] = channel
         return WorkerStub(channel)  # type: ignore[no-untyped-call]
 
-    def _send_releases(self) -> None:
-        while (first := self._outbox.get()) is not None:
-            by_owner: dict[Endpoint, list[ClaimId]] = {first[0]: [first[1]]}
-            last = False
-            while not last:
-                try:
-                    entry = self._outbox.get_nowait()
-                except queue.Empty:
-                    break
-                if entry is None:
-                    last = True
-                else:
-                    by_owner.setdefault(entry[0], []).append(entry[1])
-            for entry in by_owner.items():
-                for owner, claims in self._faults.messages("release.ask", entry):
-                    self._send_release(owner, claims)
-            if last:
-                return
+    def _send_release(self, owner: Endpoint, claims: Sequence[ClaimId], seconds: float) -> None:
+        request = pb.ReleaseRequest(envelope=self._envelope(owner), claim_ids=claims)
+        try:
+            self._stub(owner).Release(request, timeout=seconds)
+        except grpc.RpcError as error:
+            raise _failure(owner, "Release", seconds, error) from error
 
-    def _send_release(self, owner: Endpoint, claims: Iterable[ClaimId]) -> None:
-        request = pb.ReleaseRequest(envelope=self._envelope(owner), claim_ids=list(claims))
-        for _ in range(_RELEASE_TRIES):
-            try:
-                self._stub(owner).Release(request, timeout=_CALL_SECONDS)
-                return
-            except grpc.RpcError as error:
-                failure: TriptychError = wire.error_from_rpc(error)
-                if not failure.retryable or error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    break
-        log.info("release at %s failed, its lease will end it: %s", owner.address, failure)
+    def _send_renewal(
+        self, owner: Endpoint, claims: Sequence[ClaimId], lease_seconds: float, seconds: float
+    ) -> Sequence[ClaimId]:
+        if owner == self._owner:
+            return self._leases.renew(claims, lease_seconds)
+        lease_ms = max(1, int(lease_seconds * 1000))
+        request = pb.RenewRequest(envelope=self._envelope(owner), claim_ids=claims, lease_ms=lease_ms)
+        try:
+            return wire.claim_ids_from_pb(self._stub(owner).Renew(request, timeout=seconds).gone)
+        except grpc.RpcError as error:
+            raise _failure(owner, "Renew", seconds, error) from error
+
+
+def _failure(owner: Endpoint, rpc: str, seconds: float, error: grpc.RpcError) -> TriptychError:
+    failure = wire.error_from_rpc(error)
+    if isinstance(failure, DeadlineExceeded):  # the peer's time, not the request's: another one may be tried
+        return WorkerLost(f"{owner.address} did not answer {rpc} within {seconds:g} s")
+    return failure
 
 
 def arena_to_pb(info: ArenaInfo) -> pb.Arena:
@@ -143,7 +143,10 @@ def arena_to_pb(info: ArenaInfo) -> pb.Arena:
         ipc = info.cuda_ipc
         message.cuda_ipc.CopyFrom(
             pb.CudaIpc(
-                memory_handle=ipc.memory_handle, event_handles=list(ipc.event_handles), device_uuid=ipc.device_uuid
+                memory_handle=ipc.memory_handle,
+                event_handles=list(ipc.event_handles),
+                device_uuid=ipc.device_uuid,
+                event_words_offset=ipc.event_words_offset,
             )
         )
     if info.nixl is not None:
@@ -173,7 +176,7 @@ def arena_from_pb(message: pb.Arena) -> ArenaInfo:
         probe=message.probe,
         rank=message.rank,
         shm=ShmInfo(shm.host_id, shm.pid, shm.fd) if message.HasField("shm") else None,
-        cuda_ipc=CudaIpcInfo(ipc.memory_handle, tuple(ipc.event_handles), ipc.device_uuid)
+        cuda_ipc=CudaIpcInfo(ipc.memory_handle, tuple(ipc.event_handles), ipc.device_uuid, ipc.event_words_offset)
         if message.HasField("cuda_ipc")
         else None,
         nixl=NixlInfo(nixl.agent, nixl.metadata, nixl.address, nixl.device, nixl.vram)

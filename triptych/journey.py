@@ -244,7 +244,7 @@ class EmbeddingRef:
     generation: int
     lease_seconds: float  # a duration: the owner's monotonic clock decides
     levels: int = 1  # 1 + deepstack
-    event: int = 0  # slot in the owner's event ring (cuda_ipc)
+    event: int = 0  # which of the owner's events the rows stand behind (cuda_ipc), counted from 1
     checksum: bytes = b""
 
     def __post_init__(self) -> None:

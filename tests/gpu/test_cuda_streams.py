@@ -135,8 +135,9 @@ def test_stamping_and_recording_never_wait_for_the_device() -> None:
 
 def test_a_ring_of_events_is_reused_in_order() -> None:
     slab = create_slab("kv", 3, 4096, 4, GPU)
-    slots = [slab.record_event() for _ in range(600)]
-    assert slots[:256] == list(range(256))
-    assert slots[256:512] == slots[:256]
-    with pytest.raises(TransferFailed, match="event 256"):
-        slab.event_done(256)
+    assert [slab.record_event() for _ in range(600)] == list(range(1, 601))
+    torch.cuda.synchronize()
+    assert all(slab.event_done(number) for number in (1, 256, 257, 600))
+    for number in (0, 601):
+        with pytest.raises(TransferFailed, match=f"event {number} named"):
+            slab.event_done(number)

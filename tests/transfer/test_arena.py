@@ -60,9 +60,9 @@ def test_a_slab_without_room_is_refused(unit_bytes: int, num_units: int) -> None
 
 def test_handles_of_another_size_are_refused() -> None:
     with pytest.raises(InvalidRecord, match="63 bytes"):
-        CudaIpcInfo(bytes(63), (), "uuid")
+        CudaIpcInfo(bytes(63), (), "uuid", 8)
     with pytest.raises(InvalidRecord, match="65 bytes"):
-        CudaIpcInfo(bytes(64), (bytes(64), bytes(65)), "uuid")
+        CudaIpcInfo(bytes(64), (bytes(64), bytes(65)), "uuid", 8)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_an_arena_that_nothing_reaches_gets_every_reason() -> None:
 
 def test_gpu_memory_is_refused_to_a_reader_on_the_cpu() -> None:
     info = create_slab("kv", 2, 64, 4, CPU).describe()
-    remote = replace(info, shm=None, cuda_ipc=CudaIpcInfo(bytes(64), (), "uuid"))
+    remote = replace(info, shm=None, cuda_ipc=CudaIpcInfo(bytes(64), (), "uuid", info.num_bytes))
     with pytest.raises(TransferFailed, match="cuda_ipc: the arena is in GPU memory, the reader on cpu"):
         open_mapping(remote, CPU, {})
 

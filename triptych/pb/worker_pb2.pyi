@@ -8,14 +8,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class CudaIpc(_message.Message):
-    __slots__ = ("memory_handle", "event_handles", "device_uuid")
+    __slots__ = ("memory_handle", "event_handles", "device_uuid", "event_words_offset")
     MEMORY_HANDLE_FIELD_NUMBER: _ClassVar[int]
     EVENT_HANDLES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    EVENT_WORDS_OFFSET_FIELD_NUMBER: _ClassVar[int]
     memory_handle: bytes
     event_handles: _containers.RepeatedScalarFieldContainer[bytes]
     device_uuid: str
-    def __init__(self, memory_handle: _Optional[bytes] = ..., event_handles: _Optional[_Iterable[bytes]] = ..., device_uuid: _Optional[str] = ...) -> None: ...
+    event_words_offset: int
+    def __init__(self, memory_handle: _Optional[bytes] = ..., event_handles: _Optional[_Iterable[bytes]] = ..., device_uuid: _Optional[str] = ..., event_words_offset: _Optional[int] = ...) -> None: ...
 
 class Nixl(_message.Message):
     __slots__ = ("agent", "metadata", "address", "device", "vram")

@@ -1,6 +1,6 @@
 """What a worker tells others about one of its slabs, and the one layout all slabs have. No torch.
 
-    probe page (4096 bytes) | generation words (int64 each) | data (num_units * unit_bytes)
+    probe page (4096 bytes) | generation words (int64 each) | data (num_units * unit_bytes) | on CUDA, event words
     each part begins on a page; the whole is a number of pages
 
 The probe page is how a consumer knows that what it has mapped is the arena it was told about: a pid, a descriptor
@@ -33,16 +33,23 @@ class ShmInfo:
 
 @dataclass(frozen=True, slots=True)
 class CudaIpcInfo:
-    """Handles of a slab in GPU memory and of its ring of events."""
+    """Handles of a slab in GPU memory and of its ring of events.
+
+    Event N has slot N modulo the ring's length. Its word in the slab says N, or more, once all before it is written.
+    The event alone would not do: what a CUDA event says once its process has died is undefined. A word is never early.
+    """
 
     memory_handle: bytes  # 64 bytes
     event_handles: tuple[bytes, ...]  # 64 bytes each
     device_uuid: str
+    event_words_offset: int  # of one int64 for each slot; behind the data
 
     def __post_init__(self) -> None:
         for handle in (self.memory_handle, *self.event_handles):
             if len(handle) != IPC_HANDLE_BYTES:
                 raise InvalidRecord(f"CUDA IPC handle has {len(handle)} bytes, expected {IPC_HANDLE_BYTES}")
+        if self.event_words_offset <= 0 or self.event_words_offset % WORD_BYTES:
+            raise InvalidRecord(f"event words at offset {self.event_words_offset}, expected a multiple of {WORD_BYTES}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,8 @@ class ArenaInfo:
             raise InvalidRecord(
                 f"arena {self.id} has {self.num_bytes} bytes, its data ends at {self.data_offset + self.data_bytes}"
             )
+        if self.cuda_ipc is not None:
+            _check_event_words(self, self.cuda_ipc)
 
     @property
     def data_bytes(self) -> int:
@@ -116,6 +125,14 @@ def new_arena(kind: str, arena_id: int, unit_bytes: int, num_units: int) -> Aren
         num_units=num_units,
         probe=_probe_page(kind, arena_id, unit_bytes, num_units),
     )
+
+
+def _check_event_words(info: ArenaInfo, ipc: CudaIpcInfo) -> None:
+    begin, end = ipc.event_words_offset, ipc.event_words_offset + WORD_BYTES * len(ipc.event_handles)
+    if begin < info.data_offset + info.data_bytes or end > info.num_bytes:
+        raise InvalidRecord(
+            f"arena {info.id}: event words at [{begin}, {end}), expected between its data and {info.num_bytes}"
+        )
 
 
 def check_stamp(info: ArenaInfo, units: Sequence[int], generations: Sequence[int]) -> None:

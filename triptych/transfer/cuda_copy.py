@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,11 +14,13 @@ from triptych.journey import Int64Array
 from triptych.transfer.block_copy import fits_kernel, fused_copy, gathered_copy
 from triptych.transfer.checksum import checksum
 from triptych.transfer.cuda_events import has_completed, new_stream
+from triptych.transfer.cuda_ipc import CudaIpcMapping
 from triptych.transfer.mapping import poll_until
 from triptych.transfer.pull import CopyAbandoned, Pull
 
 # Up to here each run is one memcpy; beyond, launching them costs more than moving all blocks by one kernel.
 _MOST_RUNS_COPIED_SINGLY = 8
+_COLUMNS = 5  # of pinned numbers: source blocks, target blocks, units, their words, the event's word
 
 
 class DeviceCopier:
@@ -34,14 +37,14 @@ class DeviceCopier:
         lane = self._lane()
         with torch.inference_mode(), lane.current(pull.source.device):
             try:
-                found = _queue(pull, lane)
+                found = queue_copies(pull, lane)
             except torch.OutOfMemoryError as error:
                 # What had been queued by then may still write.
                 self._wait(lane.record_end(pull), deadline, pull)
                 raise TransferFailed(f"no GPU memory for copying {pull.units.size} units: {error}") from error
             ended = lane.record_end(pull)
         self._wait(ended, deadline, pull)
-        return found.copy()
+        return found.words(pull)
 
     def checksum(self, tensor: Tensor, rows: Sequence[int] | None = None) -> bytes:
         with torch.inference_mode(), self._lane().current(tensor.device):
@@ -101,20 +104,50 @@ class _Lane:
         return self._streams[device]
 
 
-def _queue(pull: Pull, lane: _Lane) -> Int64Array:
-    """Queues data, then words, on the current streams; the words are there, in pinned memory, once both have ended."""
+class Pinned(Protocol):
+    """Memory that the device copies numbers to and from while the host goes on."""
+
+    def pinned(self, columns: int, count: int) -> Tensor:
+        """[columns, count] int64; what was in it before is gone."""
+
+
+class Found(NamedTuple):
+    """Pinned memory of a queued copy: to be read once it has ended."""
+
+    mark: Int64Array  # [1]: the event that the owner had come to before the first byte was copied
+    generations: Int64Array  # [units]: as they were behind the last one
+
+    def words(self, pull: Pull) -> Int64Array:
+        """[units] a copy of the generation words. Raises TransferFailed when the data was not all written."""
+        if self.mark[0] < pull.event:
+            info = pull.source.info
+            raise TransferFailed(
+                f"the owner of {info.kind} arena {info.id} ended before it had written what it announced: it came to "
+                f"event {self.mark[0]}, the claim stands behind event {pull.event}"
+            )
+        return self.generations.copy()
+
+
+def queue_copies(pull: Pull, lane: Pinned) -> Found:
+    """Queues the event's word, data, then generation words on the current streams."""
     if pull.home is not None:
         with torch.cuda.device(pull.home.device):
             pull.home.order_after_stamps()
-    pinned = lane.pinned(4, pull.units.size)
+    pinned = lane.pinned(_COLUMNS, max(1, pull.units.size, pull.scattered[0].size if pull.scattered is not None else 0))
+    mark = pinned[4][:1]
+    mark.fill_(pull.event)
+    if isinstance(pull.source, CudaIpcMapping):
+        mark.copy_(pull.source.event_word(pull.event), non_blocking=True)
     if pull.scattered is None or len(pull.runs) <= _MOST_RUNS_COPIED_SINGLY:
         for run in pull.runs:
             piece = pull.source.data[run.source : run.source + run.num_bytes]
             pull.into[run.target : run.target + run.num_bytes].copy_(piece, non_blocking=True)
     else:
         _scatter(pull, pull.scattered, pinned)
-    pinned[3].copy_(_words(pull, pinned[2]), non_blocking=True)
-    return pinned[3].numpy()
+    found = pinned[3][: pull.units.size]
+    if pull.units.size:
+        found.copy_(_words(pull, pinned[2]), non_blocking=True)
+    return Found(mark.numpy(), found.numpy())
 
 
 def _scatter(pull: Pull, scattered: tuple[Int64Array, Int64Array], pinned: Tensor) -> None:

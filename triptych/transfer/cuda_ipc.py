@@ -22,18 +22,32 @@ class CudaIpcMapping:
         self.data = whole[info.data_offset : info.data_offset + info.data_bytes]
         self.words = whole[info.words_offset : words_end].view(torch.int64)
         self._events = events
+        self._event_words = _event_words(info, whole)
 
     def wait_event(self, index: int, deadline: float) -> None:
         # On the host, not by a stream wait: a stream that waits for a hung producer can never be taken back.
-        if not 0 <= index < len(self._events):
-            raise TransferFailed(f"the claim names event {index}, the owner's ring has {len(self._events)}")
-        event = self._events[index]
+        if index < 1 or not self._events:
+            raise TransferFailed(f"the claim names event {index}, events are counted from 1")
+        event = self._events[index % len(self._events)]
         what = f"event {index} of {self.info.kind} arena {self.info.id}"
         poll_until(lambda: has_completed(event), deadline, what)
+
+    def event_word(self, index: int) -> Tensor:
+        """[1] int64 in the slab: at least `index` once all before that event is written, whoever has died since."""
+        slot = index % self._event_words.numel()
+        return self._event_words[slot : slot + 1]
 
     def close(self) -> None:
         empty = torch.empty(0, dtype=torch.uint8)
         self.data, self.words, self._events = empty, empty.view(torch.int64), ()
+        self._event_words = self.words
+
+
+def _event_words(info: ArenaInfo, whole: Tensor) -> Tensor:
+    if info.cuda_ipc is None:
+        return whole[:0].view(torch.int64)
+    begin = info.cuda_ipc.event_words_offset
+    return whole[begin : begin + 8 * len(info.cuda_ipc.event_handles)].view(torch.int64)
 
 
 def open_cuda_ipc(info: ArenaInfo, device: torch.device) -> CudaIpcMapping:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import TransferFailed
-from triptych.transfer.arena import ArenaInfo, CudaIpcInfo, check_stamp, new_arena
+from triptych.transfer.arena import PAGE_BYTES, ArenaInfo, CudaIpcInfo, check_stamp, new_arena
 from triptych.transfer.cuda_events import export_event, has_completed, new_event, new_shared_event, new_stream
 from triptych.transfer.cuda_runtime import allocate, device_uuid, export_memory
 
@@ -25,6 +25,8 @@ class CudaSlab:
     def __init__(self, kind: str, arena_id: int, unit_bytes: int, num_units: int, device: torch.device) -> None:
         """Raises TransferFailed when it cannot be allocated or exported, InvalidRecord for sizes that cannot be."""
         plan = new_arena(kind, arena_id, unit_bytes, num_units)
+        events_offset = plan.num_bytes
+        plan = replace(plan, num_bytes=events_offset + PAGE_BYTES)
         self.device = device
         self.unit_bytes = unit_bytes
         self.num_units = num_units
@@ -32,14 +34,17 @@ class CudaSlab:
         whole = memory.tensor()
         self.words = whole[plan.words_offset : plan.words_offset + 8 * num_units].view(torch.int64)
         self.data = whole[plan.data_offset : plan.data_offset + plan.data_bytes]
+        self._event_words = whole[events_offset : events_offset + 8 * _NUM_EVENTS].view(torch.int64)
         _clear(whole, plan.probe)
         self._events = tuple(new_shared_event() for _ in range(_NUM_EVENTS))
         self._info = replace(
             plan,
-            cuda_ipc=CudaIpcInfo(export_memory(memory), _export(self._events, device), device_uuid(device)),
+            cuda_ipc=CudaIpcInfo(
+                export_memory(memory), _export(self._events, device), device_uuid(device), events_offset
+            ),
         )
         self._lock = threading.Lock()
-        self._next_event = 0
+        self._num_events = 0  # recorded so far
         self._uploads = _Uploads(device)
         self._stamped = new_event()
 
@@ -64,23 +69,27 @@ class CudaSlab:
         torch.cuda.current_stream(self.device).wait_event(self._stamped)
 
     def record_event(self) -> int:
-        """Slot of an event behind everything queued on the current stream."""
-        with self._lock:
-            index = self._next_event
-            self._next_event = (index + 1) % _NUM_EVENTS
-            self._events[index].record(torch.cuda.current_stream(self.device))
-        return index
+        """Number of an event behind everything queued on the current stream, counted from 1."""
+        stream = torch.cuda.current_stream(self.device)
+        with self._lock, torch.cuda.stream(stream):
+            self._num_events += 1
+            number = self._num_events
+            # On the device, behind what it vouches for: whoever reads the number here also reads all of that.
+            self._event_words[number % _NUM_EVENTS : number % _NUM_EVENTS + 1].fill_(number)  # nothing once closed
+            self._events[number % _NUM_EVENTS].record(stream)
+        return number
 
     def event_done(self, index: int) -> bool:
-        """Raises TransferFailed for a slot outside the ring."""
-        if not 0 <= index < _NUM_EVENTS:
-            raise TransferFailed(f"event {index} named, the ring has {_NUM_EVENTS}")
-        return has_completed(self._events[index])
+        """Raises TransferFailed for an event that was not recorded."""
+        if not 1 <= index <= self._num_events:
+            raise TransferFailed(f"event {index} named, {self._num_events} were recorded")
+        return has_completed(self._events[index % _NUM_EVENTS])
 
     def close(self) -> None:
         """Lets go of the memory; it is freed with the last tensor over it."""
         empty = torch.empty(0, dtype=torch.uint8)
         self.data, self.words = empty, empty.view(torch.int64)
+        self._event_words = self.words
 
 
 class _Upload:

@@ -51,14 +51,14 @@ class Slab(Protocol):
         """
 
     def record_event(self) -> int:
-        """Slot of an event behind everything queued on the current stream so far (0 in host memory).
+        """Number of an event behind everything queued on the current stream so far, from 1 on (0 in host memory).
 
-        Slots are reused in a ring. A consumer that comes late waits for a later event of the ring instead, which is
+        Events are a ring. A consumer that comes late waits for a later event in the same slot instead, which is
         enough as long as all of them are recorded on one stream: record from the stream that writes the slab.
         """
 
     def event_done(self, index: int) -> bool:
-        """Whether the work before the event in that slot has ended; never waits."""
+        """Whether the work before the event of that number has ended; never waits."""
 
     def close(self) -> None:
         """Ends the export; closing again does nothing. The memory goes with the last tensor over it."""
