@@ -19,7 +19,7 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 Connect = Callable[[Endpoint], Sequence[ArenaInfo]]
-OpenMapping = Callable[[ArenaInfo], Mapping]
+OpenMapping = Callable[[Endpoint, ArenaInfo], Mapping]
 
 
 class OncePerKey(Generic[Key, Value]):
@@ -114,8 +114,9 @@ class Peer:
             return self._machine.transports
 
     def open_all(self, deadline: float) -> None:
-        for arena_id in self._arenas:
-            self.mapping(arena_id, deadline)
+        for arena in self._arenas.values():
+            if arena.kind != "staging":  # read only while a claim that is packed there is read
+                self.mapping(arena.id, deadline)
 
     def check(self) -> None:
         """Raises InvariantViolation with the first rule that does not hold."""
@@ -129,7 +130,7 @@ class Peer:
             known = ", ".join(f"{arena.id} ({arena.kind})" for arena in self._arenas.values()) or "none"
             raise TransferFailed(f"{self.endpoint.address} has no arena {arena_id}, it has {known}")
         try:
-            mapping = self._open_arena(self._arenas[arena_id])
+            mapping = self._open_arena(self.endpoint, self._arenas[arena_id])
         except BaseException as error:
             with self._lock:
                 self._machine.unreachable(time.monotonic(), arena_id, (("any", str(error)),))
