@@ -34,6 +34,19 @@ def _fill_later(slab: Slab, _published: Any, begin: int, end: int, generation: i
         return slab.record_event()
 
 
+def _announce_before_writing(slab: Slab, _published: Any, begin: int, end: int, generation: int, seconds: float) -> int:
+    """Units stamped at once, and written only once a sleeping kernel has ended; the event behind them.
+
+    Between the two, generations are those of the claim, and the data is not.
+    """
+    with torch.cuda.stream(new_stream(slab.device)):
+        slab.stamp(range(begin, end), [generation] * (end - begin))
+        torch.cuda.current_stream().synchronize()
+        sleep_on_device(seconds)
+        numbers_of(slab)[begin:end].fill_(generation)
+        return slab.record_event()
+
+
 def _fill_each(slab: Slab, _published: Any, generations: Mapping[int, int]) -> int:
     """Each unit stamped and filled with a generation of its own."""
     slab.stamp(list(generations), list(generations.values()))
@@ -57,4 +70,9 @@ def _rewrite(slab: Slab, published: Any, seconds: float) -> int:
     return generation
 
 
-ACTIONS: Mapping[str, Action] = {"fill_later": _fill_later, "fill_each": _fill_each, "rewrite": _rewrite}
+ACTIONS: Mapping[str, Action] = {
+    "announce": _announce_before_writing,
+    "fill_later": _fill_later,
+    "fill_each": _fill_each,
+    "rewrite": _rewrite,
+}

@@ -2,66 +2,28 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.gpu.gpu_neighbour import ACTIONS, numbers_of
+from tests.gpu.rig import GPU, NUM_UNITS, NUMBERS, UNIT_BYTES, blocks, reader_of, rows
 from tests.transfer.neighbours import CPU, HERE, OWNER, Neighbour, blocks_ref, fill, rows_ref, shared_counters
-from triptych.config import TransferSettings
 from triptych.errors import ClaimExpired, InvalidRecord, TransferFailed
 from triptych.transfer.arena import ArenaInfo
 from triptych.transfer.checksum import checksum
 from triptych.transfer.cuda_ipc import open_cuda_ipc
 from triptych.transfer.reader import Reader
-from triptych.transfer.slab import Slab, create_slab
+from triptych.transfer.slab import create_slab
 
 pytestmark = pytest.mark.gpu
-
-GPU = torch.device("cuda", 0)
-UNIT_BYTES = 64 * 1024
-NUM_UNITS = 256
-NUMBERS = UNIT_BYTES // 8
-SETTINGS = TransferSettings(copy_timeout_seconds=20.0)
-
-
-@pytest.fixture(scope="module")
-def encoder() -> Iterator[Neighbour]:
-    with Neighbour("embedding", UNIT_BYTES, NUM_UNITS, device=GPU, actions=ACTIONS) as neighbour:
-        yield neighbour
-
-
-@pytest.fixture(scope="module")
-def prefill() -> Iterator[Neighbour]:
-    with Neighbour("kv", UNIT_BYTES, NUM_UNITS, device=GPU, actions=ACTIONS) as neighbour:
-        yield neighbour
-
-
-@pytest.fixture
-def reader(encoder: Neighbour, prefill: Neighbour) -> Iterator[Reader]:
-    reader = _reader(encoder.info, prefill.info)
-    yield reader
-    reader.close()
-
-
-def _reader(*arenas: ArenaInfo, slabs: tuple[Slab, ...] = ()) -> Reader:
-    own = {slab.describe().id: slab for slab in slabs}
-    return Reader(lambda endpoint: arenas, HERE, own, torch.device("cuda"), SETTINGS)
-
-
-def _rows(units: int) -> torch.Tensor:
-    return torch.zeros(units, NUMBERS, dtype=torch.int64, device=GPU)
-
-
-def _blocks(num_blocks: int = NUM_UNITS) -> torch.Tensor:
-    return torch.zeros(num_blocks, UNIT_BYTES, dtype=torch.uint8, device=GPU)
 
 
 def test_rows_of_a_neighbour_on_the_same_gpu_arrive_whole(encoder: Neighbour, reader: Reader) -> None:
     event = encoder.ask("fill", range(8, 12), 30)
-    into = _rows(4)
+    into = rows(4)
     reader.read_rows(rows_ref(30, 4, NUMBERS, offset=8 * UNIT_BYTES, event=event), into)
     assert (into == 30).all()
     assert reader.transport_of(OWNER) == "cuda_ipc"
@@ -76,7 +38,7 @@ def test_rows_at_odd_offsets_and_of_other_dtypes_arrive_whole() -> None:
     ref = rows_ref(
         4, 33, 10, 514, levels=3, dtype="bfloat16", checksum=checksum(sent), event=slab.record_event(), owner=HERE
     )
-    _reader(slabs=(slab,)).read_rows(ref, into)
+    reader_of(slabs=(slab,)).read_rows(ref, into)
     assert torch.equal(into, sent)
 
 
@@ -89,7 +51,7 @@ def test_scattered_blocks_land_where_they_should_and_nowhere_else(
     ids, places = chance.sample(range(NUM_UNITS), count), chance.sample(range(NUM_UNITS), count)
     generations = {block: 1000 * count + block for block in ids}
     event = prefill.ask("fill_each", generations)
-    into = _blocks()
+    into = blocks()
     reader.read_blocks(blocks_ref([(block, generations[block]) for block in ids], event=event), into, places)
     landed = into.view(torch.int64)
     wanted = torch.zeros(NUM_UNITS, dtype=torch.int64)
@@ -104,7 +66,7 @@ def test_blocks_of_an_odd_size_are_gathered_too() -> None:
     slab.data.view(64, 1002).copy_(torch.arange(64, device=GPU).view(-1, 1))
     ids = list(range(0, 64, 2))
     ref = blocks_ref([(block, 1) for block in ids], event=slab.record_event(), owner=HERE)
-    _reader(slabs=(slab,)).read_blocks(ref, into, ids[::-1])
+    reader_of(slabs=(slab,)).read_blocks(ref, into, ids[::-1])
     assert into[ids[::-1], 1001].tolist() == ids
     assert not into[1::2].any()
 
@@ -112,7 +74,7 @@ def test_blocks_of_an_odd_size_are_gathered_too() -> None:
 def test_a_copy_waits_for_the_owners_event(encoder: Neighbour, reader: Reader) -> None:
     reader.open(OWNER)
     event = encoder.ask("fill_later", 0, 16, 40, 0.5)
-    into, began = _rows(16), time.monotonic()
+    into, began = rows(16), time.monotonic()
     reader.read_rows(rows_ref(40, 16, NUMBERS, event=event), into)
     assert (into == 40).all()
     assert time.monotonic() - began > 0.1  # it did have to wait
@@ -121,7 +83,7 @@ def test_a_copy_waits_for_the_owners_event(encoder: Neighbour, reader: Reader) -
 def test_an_overdue_owner_fails_the_read_and_touches_nothing(encoder: Neighbour, reader: Reader) -> None:
     reader.open(OWNER)
     event = encoder.ask("fill_later", 0, 16, 41, 1.0)
-    into = _rows(16)
+    into = rows(16)
     with pytest.raises(TransferFailed, match=r"event \d+ .* is overdue"):
         reader.read_rows(rows_ref(41, 16, NUMBERS, event=event), into, deadline=time.monotonic() + 0.1)
     assert not reader.still_writing(into)  # nothing had been queued
@@ -133,25 +95,25 @@ def test_an_overdue_owner_fails_the_read_and_touches_nothing(encoder: Neighbour,
 def test_an_event_outside_the_ring_is_refused(encoder: Neighbour, reader: Reader) -> None:
     encoder.ask("fill", [0], 42)
     with pytest.raises(TransferFailed, match="event 9999"):
-        reader.read_rows(rows_ref(42, 1, NUMBERS, event=9999), _rows(1))
+        reader.read_rows(rows_ref(42, 1, NUMBERS, event=9999), rows(1))
 
 
 def test_one_overwritten_unit_expires_the_whole_claim(encoder: Neighbour, prefill: Neighbour, reader: Reader) -> None:
     encoder.ask("fill", range(4), 50)
     event = encoder.ask("fill", [3], 51)
     with pytest.raises(ClaimExpired, match=r"1 of 4 units .* unit 3 has generation 51"):
-        reader.read_rows(rows_ref(50, 4, NUMBERS, event=event), _rows(4))
+        reader.read_rows(rows_ref(50, 4, NUMBERS, event=event), rows(4))
     generations = {unit: 60 + unit for unit in range(0, 100, 3)}
     event = prefill.ask("fill_each", generations)
     stale = [(unit, generation - (unit == 33)) for unit, generation in generations.items()]
     with pytest.raises(ClaimExpired, match="unit 33 has generation 93, the claim 92"):
-        reader.read_blocks(blocks_ref(stale, event=event), _blocks(), list(generations))
+        reader.read_blocks(blocks_ref(stale, event=event), blocks(), list(generations))
 
 
 def test_rows_overwritten_while_they_are_read_are_never_taken_for_good() -> None:
     published, whole, expired = shared_counters(1), 0, 0
     with Neighbour("embedding", 1 << 20, 64, published, GPU, ACTIONS) as neighbour:
-        reader, into = _reader(neighbour.info), torch.zeros(64, 1 << 17, dtype=torch.int64, device=GPU)
+        reader, into = reader_of(neighbour.info), torch.zeros(64, 1 << 17, dtype=torch.int64, device=GPU)
         reader.open(OWNER)
         neighbour.tell("rewrite", 4.0)
         end = time.monotonic() + 4.0
@@ -174,9 +136,9 @@ def test_rows_overwritten_while_they_are_read_are_never_taken_for_good() -> None
 def test_checksums_are_verified(prefill: Neighbour, reader: Reader) -> None:
     event = prefill.ask("fill", [5, 6], 70)
     right = checksum(torch.full((2, NUMBERS), 70))
-    reader.read_blocks(blocks_ref([(5, 70), (6, 70)], event=event, checksum=right), _blocks(), [1, 0])
+    reader.read_blocks(blocks_ref([(5, 70), (6, 70)], event=event, checksum=right), blocks(), [1, 0])
     with pytest.raises(TransferFailed, match="checksum"):
-        reader.read_blocks(blocks_ref([(5, 70), (6, 70)], event=event, checksum=bytes(16)), _blocks(), [1, 0])
+        reader.read_blocks(blocks_ref([(5, 70), (6, 70)], event=event, checksum=bytes(16)), blocks(), [1, 0])
 
 
 # ---------------------------------------------------------------------------------------------- slabs and mappings
@@ -194,7 +156,7 @@ def test_a_fresh_slab_is_zero_and_stamps_are_checked() -> None:
 
 def test_blocks_handed_over_in_place_are_vouched_for_but_not_copied() -> None:
     slab = create_slab("kv", 2, UNIT_BYTES, 8, GPU)
-    reader, into = _reader(slabs=(slab,)), slab.data.view(8, UNIT_BYTES)
+    reader, into = reader_of(slabs=(slab,)), slab.data.view(8, UNIT_BYTES)
     fill(slab, [2, 5], 1)
     ref = blocks_ref([(2, 1), (5, 1)], owner=HERE, event=slab.record_event())
     reader.read_blocks(ref, into, [2, 5])
@@ -242,21 +204,21 @@ def test_a_dead_owner_is_refused() -> None:
     with Neighbour("kv", UNIT_BYTES, 4, device=GPU, actions=ACTIONS) as neighbour:
         neighbour.kill()
         with pytest.raises(TransferFailed, match="no transport reaches kv arena 2"):
-            _reader(neighbour.info).open(OWNER)
+            reader_of(neighbour.info).open(OWNER)
     assert torch.ones(3, device=GPU).sum() == 3  # nor does it break the context
 
 
 def test_a_neighbour_on_the_cpu_is_not_read_from_the_gpu() -> None:
     slab = create_slab("embedding", 1, 4096, 4, CPU)
     with pytest.raises(TransferFailed, match="in host memory, the reader on cuda:0"):
-        _reader(slab.describe()).open(OWNER)
+        reader_of(slab.describe()).open(OWNER)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_neighbour_on_another_gpu_of_the_host_is_read() -> None:
     second = torch.device("cuda", 1)
     with Neighbour("kv", UNIT_BYTES, NUM_UNITS, device=second, actions=ACTIONS) as neighbour:
-        reader, into = _reader(neighbour.info), _blocks()
+        reader, into = reader_of(neighbour.info), blocks()
         for count in (2, 100):
             generations = {2 * block: 100 * count + block for block in range(count)}
             event = neighbour.ask("fill_each", generations)

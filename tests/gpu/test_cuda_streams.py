@@ -1,61 +1,25 @@
 """Copies between GPU processes wait for what they must, and for nothing else: run where there is an NVIDIA GPU."""
 
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
 
-from tests.gpu.gpu_neighbour import ACTIONS, numbers_of, sleep_on_device
-from tests.transfer.neighbours import HERE, OWNER, Neighbour, blocks_ref, rows_ref
-from triptych.config import TransferSettings
+from tests.gpu.gpu_neighbour import numbers_of, sleep_on_device
+from tests.gpu.rig import GPU, NUMBERS, UNIT_BYTES, reader_of, rows
+from tests.transfer.neighbours import OWNER, Neighbour, blocks_ref, rows_ref
 from triptych.errors import TransferFailed
-from triptych.transfer.arena import ArenaInfo
 from triptych.transfer.cuda_events import has_completed, new_event, new_stream
 from triptych.transfer.reader import Reader
-from triptych.transfer.slab import Slab, create_slab
+from triptych.transfer.slab import create_slab
 
 pytestmark = pytest.mark.gpu
-
-GPU = torch.device("cuda", 0)
-UNIT_BYTES = 64 * 1024
-NUM_UNITS = 256
-NUMBERS = UNIT_BYTES // 8
-SETTINGS = TransferSettings(copy_timeout_seconds=20.0)
-
-
-@pytest.fixture(scope="module")
-def encoder() -> Iterator[Neighbour]:
-    with Neighbour("embedding", UNIT_BYTES, NUM_UNITS, device=GPU, actions=ACTIONS) as neighbour:
-        yield neighbour
-
-
-@pytest.fixture(scope="module")
-def prefill() -> Iterator[Neighbour]:
-    with Neighbour("kv", UNIT_BYTES, NUM_UNITS, device=GPU, actions=ACTIONS) as neighbour:
-        yield neighbour
-
-
-@pytest.fixture
-def reader(encoder: Neighbour, prefill: Neighbour) -> Iterator[Reader]:
-    reader = _reader(encoder.info, prefill.info)
-    yield reader
-    reader.close()
-
-
-def _reader(*arenas: ArenaInfo, slabs: tuple[Slab, ...] = ()) -> Reader:
-    own = {slab.describe().id: slab for slab in slabs}
-    return Reader(lambda endpoint: arenas, HERE, own, torch.device("cuda"), SETTINGS)
-
-
-def _rows(units: int) -> torch.Tensor:
-    return torch.zeros(units, NUMBERS, dtype=torch.int64, device=GPU)
 
 
 def test_a_read_waits_for_no_other_stream_of_this_process(encoder: Neighbour, reader: Reader) -> None:
     """Neither a busy default stream nor a busy compute stream holds a copy up."""
     event = encoder.ask("fill", range(4), 80)
-    into, compute = _rows(4), new_stream(GPU)
+    into, compute = rows(4), new_stream(GPU)
     reader.read_rows(rows_ref(80, 4, NUMBERS, event=event), into)  # streams and pinned memory exist from here on
     into.zero_()
     torch.cuda.synchronize()
@@ -78,7 +42,7 @@ def test_a_read_waits_for_no_other_stream_of_this_process(encoder: Neighbour, re
 def test_a_copy_given_up_is_quarantined_until_it_ends(prefill: Neighbour) -> None:
     """The destination's own stamps are stuck behind a busy stream: the copy is queued, and then overdue."""
     slab = create_slab("kv", 3, UNIT_BYTES, 8, GPU)
-    reader = _reader(prefill.info, slabs=(slab,))
+    reader = reader_of(prefill.info, slabs=(slab,))
     event = prefill.ask("fill", [1, 2], 90)
     ref, into = blocks_ref([(1, 90), (2, 90)], event=event), slab.data.view(8, UNIT_BYTES)
     reader.read_blocks(ref, into, [0, 1])
@@ -98,7 +62,7 @@ def test_a_copy_given_up_is_quarantined_until_it_ends(prefill: Neighbour) -> Non
 
 def test_a_copy_never_overtakes_the_stamps_of_its_destination(prefill: Neighbour) -> None:
     slab = create_slab("kv", 3, UNIT_BYTES, 8, GPU)
-    reader = _reader(prefill.info, slabs=(slab,))
+    reader = reader_of(prefill.info, slabs=(slab,))
     event = prefill.ask("fill", [1], 91)
     reader.open(OWNER)
     began = time.monotonic()
