@@ -110,6 +110,8 @@ class EncodeStage:
         if reply.HasField("failure"):
             self._note(link, wire.error_from_failure(reply.failure))
             return
+        if (link, reply.ref.claim_id) in self._kept:
+            return  # the same answer twice
         if reply.item_index not in self._waiting:
             raise InternalError(f"an encoder answered for item {reply.item_index}, which it was not asked for")
         self._tools.claims.keep(link, reply.ref.claim_id)

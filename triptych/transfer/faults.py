@@ -49,6 +49,8 @@ STEPS: Mapping[str, frozenset[Action]] = {
     "rows.ref": MESSAGE,  # a ref of rows has come to P
     "connect.ask": POINT,  # a consumer does not know the owner's arenas yet
     "connect.serve": CALL,  # the owner has been asked for them
+    "prepare.ask": POINT,  # a reader over a network wants a claim made ready
+    "prepare.serve": CALL,  # the owner has been asked to
     "rows.begin": POINT,  # P's pull: before the first byte
     "rows.middle": POINT,  # between the first and the last byte
     "rows.copied": COPY,  # data and generation words are here, nothing is verified
@@ -67,7 +69,7 @@ STEPS: Mapping[str, frozenset[Action]] = {
     "kv.copied": COPY,
     "kv.verified": POINT,
     "decode.start": POINT,  # all blocks are D's, the sequence has not begun
-    "decode.tokens": CALL,  # tokens have been made, the router does not know
+    "decode.tokens": POINT,  # tokens have been made, the router does not know
 }
 
 
