@@ -163,7 +163,6 @@ def test_a_block_that_a_prompt_here_computes_next_is_left_to_it() -> None:
     grant(books, first)
     prompt = cached(1, [text(18)])
     admit(books, prompt)
-    compute(books, prompt, until=8)
     begin(books, first, [text(18)])
     compute(books, prompt)
     second = ask(2, [text(18)])

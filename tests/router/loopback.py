@@ -63,6 +63,9 @@ class LoopbackWorker:
     grant_wrongly: list[prefill_pb2.Accepted] = field(default_factory=list)  # in place of the windows, one call
     fail_prefill_after: dict[int, TriptychError] = field(default_factory=dict)  # by number of refs it has got, once
     salts: list[bytes] = field(default_factory=list)  # of every Prefill call
+    kv_here: int = 0  # tokens of every prompt whose KV decode says it has
+    reserves: list[decode_pb2.ReserveRequest] = field(default_factory=list)
+    kv_begins: list[int] = field(default_factory=list)  # of every Prefill call
     window_gate: asyncio.Event = field(default_factory=asyncio.Event)  # closed: no window but the first is granted
     fail_decode_at: dict[int, TriptychError] = field(default_factory=dict)  # by position, once
     skip_position: int = -1  # a token that gets lost
@@ -238,7 +241,8 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
         worker.log.append(f"reserve {request.prompt_tokens}+{request.max_tokens}x{request.branches}")
         await worker.gate.wait()
         worker._reserved[envelope.request_id, envelope.attempt] = envelope.router_id
-        return decode_pb2.ReserveReply(reserved_blocks=1)
+        worker.reserves.append(request)
+        return decode_pb2.ReserveReply(reserved_blocks=1, cached_tokens=worker.kv_here)
 
     async def Decode(self, requests: AsyncIterator[decode_pb2.DecodeRequest], context: Any) -> decode_pb2.DecodeReply:
         worker = self._worker
@@ -264,9 +268,10 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
             yield decode_pb2.TokenBatch(sequences=[sequence])
 
     async def _take_over(self, requests: AsyncIterator[decode_pb2.DecodeRequest], start: Any) -> list[Token]:
-        covered = 0
+        covered = self._worker.kv_here
         async for request in requests:
             if request.HasField("kv"):
+                assert request.kv.tokens_begin == covered
                 covered = request.kv.tokens_end
             else:
                 expected = len(start.layout.token_ids) // 4 + len(start.generated) // 4

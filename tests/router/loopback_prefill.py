@@ -40,6 +40,7 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
         worker.log.append(f"prefill attempt {start.envelope.attempt} after {len(generated)}")
         await worker.gate.wait()
         worker.salts.append(start.cache_salt)
+        worker.kv_begins.append(start.kv_begin)
         cached_tokens = 0
         for window, accepted in self._grants(layout):
             worker.log.append(f"window {','.join(str(item.index) for item in window)}")
@@ -52,7 +53,7 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
             await worker.window_gate.wait()
         total = layout.num_tokens + len(generated)
         if start.decode_follows:
-            yield prefill_pb2.PrefillReply(kv=wire.kv_ref_to_pb(self._kv_ref(total)))
+            yield prefill_pb2.PrefillReply(kv=wire.kv_ref_to_pb(self._kv_ref(start.kv_begin, total)))
         tokens = [self._first(start, branch, len(generated)) for branch in range(start.branches)]
         yield prefill_pb2.PrefillReply(first=prefill_pb2.FirstTokens(tokens=tokens, cached_tokens=cached_tokens))
 
@@ -90,10 +91,10 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
     def _first(self, start: prefill_pb2.PrefillStart, branch: int, position: int) -> common_pb2.Token:
         return wire.token_to_pb(token_of(self._worker, branch, position, start.sampling.max_tokens))
 
-    def _kv_ref(self, num_tokens: int) -> KVRef:
-        blocks = tuple(BlockRef(index, 1) for index in range(-(-num_tokens // BLOCK_SIZE)))
+    def _kv_ref(self, begin: int, end: int) -> KVRef:
+        blocks = tuple(BlockRef(index, 1) for index in range(begin // BLOCK_SIZE, -(-end // BLOCK_SIZE)))
         shards = (Shard(0, 2, 0),)
-        return KVRef(new_claim_id(), self._worker.endpoint, blocks, 0, num_tokens, shards, "float32", b"", 30)
+        return KVRef(new_claim_id(), self._worker.endpoint, blocks, begin, end, shards, "float32", b"", 30)
 
 
 def _windows(items: Sequence[Item], size: int) -> list[tuple[Sequence[Item], bool]]:
