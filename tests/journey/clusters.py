@@ -41,10 +41,12 @@ class Variation:
     prefills: int = 1
     encoders: int = 1
     room_for_items: int = 0  # of the largest kind, in landing memory and in each encoder's arena; 0: for very many
+    kv_blocks: int = 0  # of 16 tokens, in each language worker; 0: very many
 
     def __str__(self) -> str:
         name = f"{self.model}-{self.topology}-{self.encoders}-{self.prefills}-{self.chunk_tokens}"
-        return f"{name}-{self.room_for_items}" if self.room_for_items else name
+        name = f"{name}-{self.room_for_items}" if self.room_for_items else name
+        return f"{name}-{self.kv_blocks}-blocks" if self.kv_blocks else name
 
     def settings(self, folders: Mapping[str, Path]) -> Settings:
         room = self.room_for_items * _item_bytes(folders[self.model]) if self.room_for_items else 32 * MIB
@@ -63,7 +65,11 @@ class Variation:
                 port=0, allow_media_cidrs=("127.0.0.0/8",), allow_media_ports=(), status_interval_seconds=0.2
             ),
             encoder=EncoderSettings(arena_bytes=room, output_bytes=room if self.room_for_items else 0),
-            language=LanguageSettings(kv_bytes=128 * MIB, prefill_chunk_tokens=self.chunk_tokens, landing_bytes=room),
+            language=LanguageSettings(
+                kv_bytes=self.kv_blocks * _block_bytes(folders[self.model]) if self.kv_blocks else 128 * MIB,
+                prefill_chunk_tokens=self.chunk_tokens,
+                landing_bytes=room,
+            ),
             transfer=TransferSettings(lease_seconds=10.0, sweep_interval_seconds=0.2, checksums=True),
         )
 
@@ -72,6 +78,13 @@ def _item_bytes(folder: Path) -> int:
     """Embedding rows of the largest image, as computed on the CPU."""
     card = load_card(str(folder), "auto")
     return int(card.adapter.max_item_rows * card.config["text_config"]["hidden_size"]) * FLOAT32_BYTES
+
+
+def _block_bytes(folder: Path) -> int:
+    """Keys and values of 16 tokens, as computed on the CPU."""
+    text = load_card(str(folder), "auto").config["text_config"]
+    head_size = text["hidden_size"] // text["num_attention_heads"]
+    return int(text["num_hidden_layers"] * 2 * 16 * text["num_key_value_heads"] * head_size) * FLOAT32_BYTES
 
 
 @dataclass(frozen=True)

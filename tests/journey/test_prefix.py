@@ -23,8 +23,12 @@ EVERY = [Variation(topology) for topology in ("e+p+d", "epd", "e+pd", "ep+d")]
 # Landing memory and arena for two items: twelve of them go through in twelve windows.
 TIGHT = [Variation(topology, chunk_tokens=300, room_for_items=2) for topology in ("e+p+d", "epd")]
 
+# KV for two of the requests below: what one has left makes room for the next but one.
+SCARCE = [Variation(topology, kv_blocks=26) for topology in ("e+p+d", "e+pd")]
+
 every_cluster = pytest.mark.parametrize("cluster", EVERY, indirect=True, ids=str)
 tight_cluster = pytest.mark.parametrize("cluster", TIGHT, indirect=True, ids=str)
+scarce_cluster = pytest.mark.parametrize("cluster", SCARCE, indirect=True, ids=str)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +55,14 @@ CONVERSATIONS = {
         about("longer", 501, 502, 503),
         about("another picture", 504, 502),
         about("other order", 502, 501),
+        about("sent once", 511, 512),
+        about("turn", 521),
+        conversation(
+            "next turn",
+            [picture(521, (168, 140)), "What do these pictures have in common, if anything?"],
+            ["They are bright."],
+            ["Which is brighter?"],
+        ),
         about("other words", 501, 502, words="Which of these pictures is the brighter one?"),
         conversation("many", ["Look: ", *(picture(600 + n, LARGEST) for n in range(MANY)), "How many?"]),
         conversation("many more", ["See: ", *(picture(700 + n, LARGEST) for n in range(MANY)), "How many?"]),
@@ -71,6 +83,11 @@ def encoder_work(cluster: Running) -> float:
     return sum(cluster.gauge(name, Role.ENCODE) for name in names)
 
 
+def kv_tokens(cluster: Running) -> tuple[float, float]:
+    """Prompt tokens whose KV was sent to decode, and that were not, because it was there."""
+    return cluster.gauge("kv_sent_tokens_total", Role.DECODE), cluster.gauge("kv_kept_tokens_total", Role.DECODE)
+
+
 def before_first_image(name: str, reference: Any) -> int:
     """Tokens of the prompt ahead of its first image."""
     ids = reference(name).prompt_ids
@@ -87,6 +104,46 @@ def test_an_equal_request_finds_its_kv_and_asks_no_encoder(cluster: Running, ref
     assert again.token_ids == first.token_ids
     assert again.cached_tokens > first.prompt_tokens - 2 * 16
     assert cluster.gauge("prefix_hit_tokens_total", Role.PREFILL) >= again.cached_tokens
+    cluster.seconds_until_idle(10)
+
+
+@every_cluster
+def test_kv_that_decode_has_is_not_sent_again(cluster: Running, reference: Any) -> None:
+    before = kv_tokens(cluster)
+    first = ask(cluster, reference, "sent once")
+    sent, kept = kv_tokens(cluster)
+    ask(cluster, reference, "sent once")
+    sent_again, kept_again = kv_tokens(cluster)
+    tail = first.prompt_tokens - (first.prompt_tokens - 1) // 16 * 16
+    apart = "+d" in cluster.variation.topology
+    assert sent_again - sent == (tail if apart else 0)
+    assert kept_again - kept == first.prompt_tokens - tail
+    assert sent - before[0] == (first.prompt_tokens - (kept - before[1]) if apart else 0)
+    assert kept - before[1] < 60, "neither of its pictures was there"
+    three = cluster.answers(CONVERSATIONS["sent once"].messages, TOKENS, n=3)
+    assert {answer.token_ids for answer in three} == {first.token_ids}
+    assert kv_tokens(cluster)[1] - kept_again == first.prompt_tokens - tail
+    cluster.seconds_until_idle(10)
+
+
+@every_cluster
+def test_a_next_turn_sends_what_is_new_in_it(cluster: Running, reference: Any) -> None:
+    asked = ask(cluster, reference, "turn")
+    sent, kept = kv_tokens(cluster)
+    longer = ask(cluster, reference, "next turn")
+    sent_more, kept_more = kv_tokens(cluster)
+    assert kept_more - kept >= asked.prompt_tokens // 16 * 16 - 16, "but for what ends the first prompt"
+    if "+d" in cluster.variation.topology:
+        assert sent_more - sent == longer.prompt_tokens - (kept_more - kept)
+
+
+@scarce_cluster
+def test_kv_that_had_to_make_room_is_sent_again_and_answers_stay_right(cluster: Running, reference: Any) -> None:
+    names = ["first", "another picture", "other order"]
+    for _ in range(2):
+        for name in names:
+            ask(cluster, reference, name)
+    cluster.together([partial(ask, cluster, reference, name) for name in names * 2])
     cluster.seconds_until_idle(10)
 
 
