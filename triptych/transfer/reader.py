@@ -78,7 +78,7 @@ class Reader:
         self._settings = settings
         self._connect = connect
         self._connections = Connections(self._meet, self._open)
-        self._copier = _copier(self._device)
+        self._copier = copier_for(self._device)
         self._nixl = NixlCopier(nixl, self._device, self._copier, settings) if nixl is not None else None
         self._quarantine = Quarantine()
 
@@ -256,5 +256,6 @@ def spoil(pull: Pull) -> None:
         pull.into[run.target + run.num_bytes - 1] ^= 0xFF
 
 
-def _copier(device: torch.device) -> Copier:
+def copier_for(device: torch.device) -> Copier:
+    """Copies into memory of that device."""
     return DeviceCopier(device) if device.type == "cuda" else HostCopier()
