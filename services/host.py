@@ -25,6 +25,7 @@ from triptych.transfer.faults import Faults
 from triptych.transfer.leases import Sweeper
 from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.nixl_start import NoticeTaker, start_nixl
+from triptych.transfer.staging import Staging
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class WorkerHost:
         self._sweeper: Sweeper | None = None
         self._nixl: NixlAgent | None = None
         self._notices: NoticeTaker | None = None
+        self._staging: Staging | None = None
         self._server: grpc.aio.Server | None = None
         self._lock = threading.Lock()
         self._stopped = False
@@ -93,6 +95,8 @@ class WorkerHost:
             self._sweeper.stop()
         if self._notices is not None:
             self._notices.stop()
+        if self._staging is not None:
+            self._staging.stop()
         if self._nixl is not None:
             self._nixl.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -134,7 +138,9 @@ class WorkerHost:
         for role in sorted(self._placement.roles):
             self._roles.append(self._builders[role](site, self._language, server))
         if site.nixl is not None:
-            self._nixl = site.nixl
+            # One that decodes as well hands its blocks to itself.
+            site.start_staging(packs=Role.PREFILL in self._placement.roles and Role.DECODE not in self._placement.roles)
+            self._nixl, self._staging = site.nixl, site.staging
             self._notices = NoticeTaker(site.nixl, site.leases)
         self._sweeper = Sweeper([site.leases], self._settings.transfer.sweep_interval_seconds)
         self._sweeper.start()

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Sequence
 
 import grpc
@@ -16,6 +17,7 @@ from triptych.services.claim_post import ClaimPost
 from triptych.transfer.arena import ArenaInfo, CudaIpcInfo, NixlInfo, ShmInfo
 from triptych.transfer.faults import Faults
 from triptych.transfer.leases import LeaseTable
+from triptych.transfer.staging import Packed, Prepared
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class Peers:
         self._faults = faults or Faults()
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
+        self._staging: dict[Endpoint, ArenaInfo | None] = {}
         self._post = ClaimPost(self._send_release, self._send_renewal, self._faults)
 
     def connect(self, endpoint: Endpoint) -> Sequence[ArenaInfo]:
@@ -60,7 +63,30 @@ class Peers:
             raise _failure(endpoint, "Connect", _CALL_SECONDS, error) from error
         if reply.protocol != wire.PROTOCOL:
             raise TransferFailed(f"peer speaks transfer protocol {reply.protocol}, this worker {wire.PROTOCOL}")
-        return [arena_from_pb(arena) for arena in reply.arenas]
+        arenas = [arena_from_pb(arena) for arena in reply.arenas]
+        with self._lock:
+            self._staging[endpoint] = next((arena for arena in arenas if arena.kind == "staging"), None)
+        return arenas
+
+    def prepare(self, owner: Endpoint, claim: ClaimId, pack: bool, deadline: float) -> Prepared | None:
+        """Where a claim was packed; None once it can be read where it lies. Blocks until its owner's event is done.
+
+        Raises the owner's refusal, or WorkerLost when it does not answer by the deadline (time.monotonic).
+        """
+        seconds = max(0.001, deadline - time.monotonic())
+        request = pb.PrepareRequest(envelope=self._envelope(owner, seconds), claim_id=claim, pack=pack)
+        self._faults.at("prepare.ask")
+        try:
+            reply = self._stub(owner).Prepare(request, timeout=seconds)
+        except grpc.RpcError as error:
+            raise _failure(owner, "Prepare", seconds, error) from error
+        with self._lock:
+            staging = self._staging.get(owner)
+        if not reply.packed:
+            return None
+        if staging is None or staging.id != reply.arena:
+            raise TransferFailed(f"{owner.address} packed into arena {reply.arena}, which it never told of")
+        return Prepared(staging, Packed(reply.offset, reply.generation))
 
     def keep(self, owner: Endpoint, claim: ClaimId, lease_seconds: float) -> None:
         """Renew a claim of such a lease until it is given back; returns at once."""
@@ -85,10 +111,8 @@ class Peers:
                 channel.close()
             self._channels.clear()
 
-    def _envelope(self, endpoint: Endpoint) -> common_pb2.Envelope:
-        return wire.envelope(
-            _NO_REQUEST, 0, self._owner.address, endpoint.incarnation, _CALL_SECONDS, self._fingerprint
-        )
+    def _envelope(self, endpoint: Endpoint, seconds: float = _CALL_SECONDS) -> common_pb2.Envelope:
+        return wire.envelope(_NO_REQUEST, 0, self._owner.address, endpoint.incarnation, seconds, self._fingerprint)
 
     def _stub(self, endpoint: Endpoint) -> WorkerStub:
         with self._lock:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from blake3 import blake3
 
-from triptych.config import Settings
+from triptych.config import MIB, Settings
 from triptych.engine.loop import LanguageEngine
 from triptych.errors import ConfigError, TransferFailed, WorkerLost
 from triptych.journey import EmbeddingRef, Endpoint, KVRef, RequestId, Role
@@ -24,13 +24,18 @@ from triptych.transfer.faults import Faults
 from triptych.transfer.figures import TransferFigures
 from triptych.transfer.leases import LeaseTable
 from triptych.transfer.nixl_agent import NixlAgent
-from triptych.transfer.reader import Reader
+from triptych.transfer.reader import Reader, always, copier_for
+from triptych.transfer.reading import IsWanted
 from triptych.transfer.slab import Slab, create_slab
+from triptych.transfer.staging import STAGING_UNIT_BYTES, Staging
 
 log = logging.getLogger(__name__)
 
 EMBEDDING_ARENA = 1
 KV_ARENA = 2
+STAGING_ARENA = 3
+
+_STAGING_BYTES = {"cpu": 32 * MIB, "cuda": 256 * MIB}
 
 
 @dataclass(slots=True)
@@ -49,6 +54,7 @@ class Site:
     faults: Faults = field(default_factory=Faults)
     figures: TransferFigures = field(default_factory=TransferFigures)
     nixl: NixlAgent | None = None
+    staging: Staging | None = None
 
     def add_slab(self, kind: str, arena_id: int, unit_bytes: int, num_units: int) -> Slab:
         slab = create_slab(kind, arena_id, unit_bytes, num_units, self.device)
@@ -56,6 +62,17 @@ class Site:
         self._register(slab)
         log.info("arena %s: %.1f MiB in %d units", kind, unit_bytes * num_units / 2**20, num_units)
         return slab
+
+    def start_staging(self, *, packs: bool) -> None:
+        """Claims can be made ready from now on for readers over a network; in packs, if there is memory for them."""
+        wanted = self.settings.transfer.nixl_staging_bytes or _STAGING_BYTES[self.device.type]
+        slab = None
+        if packs and self.settings.transfer.nixl_pack_below_bytes:
+            try:
+                slab = self.add_slab("staging", STAGING_ARENA, STAGING_UNIT_BYTES, max(1, wanted // STAGING_UNIT_BYTES))
+            except TransferFailed as error:
+                log.warning("scattered blocks go out piece by piece: %s", error.message)
+        self.staging = Staging(self.slabs, self.leases, copier_for(self.device), slab)
 
     def arenas(self) -> list[ArenaInfo]:
         """What this worker exports, and by which ways."""
@@ -121,26 +138,30 @@ class Language:
             max_item_rows=site.card.adapter.max_item_rows,
         )
         self._copy_seconds = site.settings.transfer.copy_timeout_seconds
-        self.peers = Peers(site.owner, site.card.fingerprint, self.layout, site.leases.release, site.faults)
+        self.peers = Peers(site.owner, site.card.fingerprint, self.layout, site.leases, site.faults)
         self.reader = Reader(
             *(self.peers.connect, site.owner, site.slabs, site.device, site.settings.transfer),
-            *(site.faults, site.figures, site.nixl),
+            *(site.faults, site.figures, site.nixl, self.peers.release, self.peers.prepare),
         )
 
-    def read_rows(self, ref: EmbeddingRef, into: torch.Tensor) -> None:
-        """Pull an item's rows. After an error nothing writes into `into` any more. Blocks; errors as the reader's."""
-        with self._settled(ref.owner, into):
-            self.reader.read_rows(ref, into)
+    def read_rows(self, ref: EmbeddingRef, into: torch.Tensor, is_wanted: IsWanted = always) -> None:
+        """Pull an item's rows. After an error nothing writes into `into` any more. Blocks; errors as the reader's.
 
-    def read_blocks(self, ref: KVRef, block_ids: Sequence[int]) -> None:
+        Gives the claim back, whatever happens. Begins nothing more once it is not wanted.
+        """
+        with self._settled(ref.owner, into):
+            self.reader.read_rows(ref, into, is_wanted=is_wanted)
+
+    def read_blocks(self, ref: KVRef, block_ids: Sequence[int], is_wanted: IsWanted = always) -> None:
         """Pull KV blocks into blocks of this worker; otherwise as `read_rows`."""
         if ref.kv_layout != self.layout:
+            self.peers.release(ref.owner, ref.claim_id)
             raise TransferFailed(
                 f"KV of layout {ref.kv_layout.hex()[:8]} came, this worker's is {self.layout.hex()[:8]}"
             )
         blocks = self.slab.data.view(self.slab.num_units, self.slab.unit_bytes)
         with self._settled(ref.owner, blocks):
-            self.reader.read_blocks(ref, blocks, block_ids)
+            self.reader.read_blocks(ref, blocks, block_ids, is_wanted=is_wanted)
 
     @contextmanager
     def _settled(self, owner: Endpoint, destination: torch.Tensor) -> Iterator[None]:

@@ -15,14 +15,14 @@ from triptych.pb import common_pb2
 from triptych.pb import worker_pb2 as pb
 from triptych.pb.worker_pb2_grpc import WorkerServicer as GeneratedServicer
 from triptych.services.faulty import passing
-from triptych.services.guard import unary, work_key
+from triptych.services.guard import deadline_of, unary, work_key
 from triptych.services.pairs import copies_to_pb, paths_to_pb
 from triptych.services.peers import arena_to_pb
-from triptych.services.site import RoleWorker, Site, merge_gauges
+from triptych.services.site import STAGING_ARENA, RoleWorker, Site, merge_gauges
 
 
 class WorkerService(GeneratedServicer):
-    """Connect, Release, Renew, Cancel, Drain, Status."""
+    """Connect, Prepare, Release, Renew, Cancel, Drain, Status."""
 
     def __init__(self, site: Site, roles: Sequence[RoleWorker], kv_layout: bytes) -> None:
         self._site = site
@@ -40,6 +40,19 @@ class WorkerService(GeneratedServicer):
         await passing(self._site.faults, "connect.serve")
         arenas = [arena_to_pb(info) for info in self._site.arenas()]
         return pb.ConnectReply(protocol=wire.PROTOCOL, arenas=arenas, kv_layout=self._kv_layout)
+
+    @unary
+    async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:
+        self._site.door.check(request.envelope)
+        await passing(self._site.faults, "prepare.serve")
+        (claim,) = wire.claim_ids_from_pb([request.claim_id])
+        staging, deadline = self._site.staging, deadline_of(request.envelope)
+        if staging is None:
+            raise TransferFailed("this worker hands nothing over a network")
+        packed = await asyncio.wrap_future(staging.submit(claim, request.pack, deadline))
+        if packed is None:
+            return pb.PrepareReply()
+        return pb.PrepareReply(packed=True, arena=STAGING_ARENA, offset=packed.offset, generation=packed.generation)
 
     @unary
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> common_pb2.Empty:
@@ -99,6 +112,9 @@ class WorkerService(GeneratedServicer):
         return reply
 
     def idle(self) -> bool:
+        staging = self._site.staging
+        if staging is not None and not staging.idle():
+            return False
         return len(self._site.leases) == 0 and all(role.idle() for role in self._roles)
 
     def violation(self) -> str:

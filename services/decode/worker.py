@@ -1,35 +1,32 @@
 """The decode role: blocks reserved before prefill begins, KV pulled chunk by chunk, one token a step."""
 
-import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 
 from triptych.engine.block_keys import BlockKeys
 from triptych.engine.jobs import Reserved
 from triptych.engine.loop import DecodeJob
-from triptych.errors import ClaimExpired, InvalidRecord, TriptychError
+from triptych.errors import ClaimExpired, InvalidRecord, TransferFailed, TriptychError
 from triptych.journey import ClaimId, KVRef, Layout, RequestId, Role
+from triptych.services.decode.handover import Event, Handover
 from triptych.services.decode.streams import RouterStream
 from triptych.services.site import Language, RoleWorker, Site
-
-log = logging.getLogger(__name__)
+from triptych.transfer.protocol.takeover import (
+    DropPull,
+    FreeBlocks,
+    GiveBack,
+    KVSpan,
+    Refuse,
+    Start,
+    StartPull,
+    Takeover,
+    TakeoverAction,
+)
 
 _PULL_THREADS = 4
-
-
-@dataclass(slots=True)
-class _Handover:
-    """A reserved request whose KV is on its way here."""
-
-    stream: RouterStream
-    claim: ClaimId | None = None  # the reservation's own lease: a router that dies before Decode leaves nothing
-    cached_tokens: int = 0  # whose KV the reserved blocks held from the start
-    landed_tokens: int = 0  # those, and of contiguous refs behind them whose pull was queued
-    sent_tokens: int = 0  # of the latter, from another worker
-    pulls: list[Future[None]] = field(default_factory=list)
 
 
 class DecodeWorker(RoleWorker):
@@ -44,7 +41,7 @@ class DecodeWorker(RoleWorker):
         self._block_size = site.settings.language.block_size
         self._pulls = ThreadPoolExecutor(_PULL_THREADS, thread_name_prefix="pull-kv")
         self._lock = threading.Lock()
-        self._handovers: dict[RequestId, _Handover] = {}
+        self._handovers: dict[RequestId, Handover] = {}
         self._streams: dict[str, RouterStream] = {}
         self._sent_tokens = self._cached_tokens = 0  # of all prompts that began to be decoded
 
@@ -92,19 +89,20 @@ class DecodeWorker(RoleWorker):
         on_done: Callable[[Reserved | TriptychError], None],
         keys: BlockKeys | None = None,
     ) -> None:
-        """Blocks for the whole request, all or nothing; `on_done` gets what they are or why not."""
+        """Blocks for the whole request, all or nothing; `on_done` gets what they are or why not. May be repeated."""
         with self._lock:
             stream = self._streams.get(router_id)
             if stream is None or not stream.add(key, branches):
                 raise InvalidRecord(f"router {router_id} must Attach before it reserves")
-            self._handovers[key] = _Handover(stream)
+            handover = self._handovers.setdefault(key, Handover(key, stream, Takeover(prompt_tokens)))
 
         def granted(outcome: Reserved | TriptychError) -> None:
             if isinstance(outcome, TriptychError):
-                self._drop(key)
+                self._tell(handover, lambda takeover, now: takeover.refused(now, type(outcome), outcome.message))
             else:
-                self._begin_behind(key, outcome.cached_tokens)
-                self._hold(key, max(0.0, deadline - time.monotonic()))
+                cached_tokens = outcome.cached_tokens
+                self._tell(handover, lambda takeover, now: takeover.reserved(now, cached_tokens))
+                self._hold(handover, max(0.0, deadline - time.monotonic()))
             on_done(outcome)
 
         self._engine.reserve(key, attempt, prompt_tokens, max_tokens, branches, deadline, granted, keys)
@@ -113,18 +111,14 @@ class DecodeWorker(RoleWorker):
         """Copy a chunk's blocks into the reserved ones; returns at once. Raises when it does not follow the last."""
         with self._lock:
             handover = self._handovers.get(key)
-            if handover is not None and ref.tokens_begin != handover.landed_tokens:
-                raise InvalidRecord(
-                    f"KV of tokens [{ref.tokens_begin}, {ref.tokens_end}) came after {handover.landed_tokens} tokens"
-                )
-            if handover is not None:
-                handover.landed_tokens = ref.tokens_end
-                if ref.owner != self._site.owner:
-                    handover.sent_tokens += ref.tokens_end - ref.tokens_begin
-                handover.pulls.append(self._pulls.submit(self._pull, key, ref))
         if handover is None:
             self._language.peers.release(ref.owner, ref.claim_id)
-            raise ClaimExpired("the decode reservation is gone; reserve again")
+            raise _gone()
+        span = KVSpan(ref.claim_id, ref.owner, ref.tokens_begin, ref.tokens_end, len(ref.blocks), self._block_size)
+        handover.refs[ref.claim_id] = ref
+        self._tell(handover, lambda takeover, now: takeover.ref(now, span))
+        if not handover.takeover.is_wanted:
+            raise handover.failure or _gone()
 
     def start(self, job: DecodeJob) -> float:
         """Begin decoding once every pull has landed; gives the seconds that took. Blocks; not for the event loop.
@@ -136,17 +130,20 @@ class DecodeWorker(RoleWorker):
         with self._lock:
             handover = self._handovers.get(key)
         if handover is None:
-            raise ClaimExpired("the decode reservation is gone; reserve again")
-        prompt_tokens = job.layout.num_tokens + len(job.generated)
-        if handover.landed_tokens != prompt_tokens:
-            raise InvalidRecord(f"KV came for {handover.landed_tokens} tokens, the prompt has {prompt_tokens}")
-        wait(handover.pulls, timeout=self._site.settings.transfer.copy_timeout_seconds)
-        for pull in handover.pulls:
-            pull.result(timeout=0)
+            raise _gone()
+        received, prompt_tokens = handover.takeover.tokens_received, job.layout.num_tokens + len(job.generated)
+        if received != prompt_tokens:
+            raise InvalidRecord(f"KV came for {received} tokens, the prompt has {prompt_tokens}")
+        self._tell(handover, lambda takeover, now: takeover.first(now))
+        seconds = self._site.settings.transfer.copy_timeout_seconds
+        if not handover.settled.wait(seconds):
+            raise TransferFailed(f"the KV of {prompt_tokens} tokens has not landed within {seconds:g} s")
+        if handover.failure is not None:
+            raise handover.failure
         with self._lock:
             known = self._handovers.pop(key, None) is handover
             self._sent_tokens += handover.sent_tokens
-            self._cached_tokens += handover.cached_tokens
+            self._cached_tokens += handover.takeover.cached_tokens
         if not known:
             raise ClaimExpired("the request was cancelled while its KV landed")
         self._site.faults.at("decode.start")
@@ -157,8 +154,19 @@ class DecodeWorker(RoleWorker):
         return time.perf_counter() - began
 
     def cancel(self, key: RequestId) -> None:
-        self._drop(key)
-        self._engine.cancel(key)
+        """Blocks that pulls still write into are freed behind the last of them."""
+        with self._lock:
+            handover = self._handovers.get(key)
+            started = handover is not None and handover.takeover.has_started
+            if started:  # its KV has landed, and nobody has begun to decode
+                del self._handovers[key]
+        self._discard(key)
+        if handover is None or started:
+            self._engine.cancel(key)
+        if handover is not None:
+            self._tell(handover, lambda takeover, now: takeover.cancelled(now))
+            if started and handover.claim is not None:
+                self._site.leases.release([handover.claim])
 
     def gauges(self) -> Mapping[str, float]:
         with self._lock:
@@ -177,46 +185,102 @@ class DecodeWorker(RoleWorker):
 
     # ------------------------------------------------------------------------------------------------ inside
 
-    def _begin_behind(self, key: RequestId, cached_tokens: int) -> None:
-        """KV refs go on behind what the reserved blocks hold already."""
+    def _hold(self, handover: Handover, seconds: float) -> None:
+        """Puts the granted blocks under a lease: a router that dies before Decode leaves nothing."""
+        claim = self._site.leases.grant(handover.key, seconds, lambda: self._expire(handover))
         with self._lock:
-            handover = self._handovers.get(key)
-            if handover is not None:
-                handover.cached_tokens = handover.landed_tokens = cached_tokens
-
-    def _hold(self, key: RequestId, seconds: float) -> None:
-        claim = self._site.leases.grant(key, seconds, lambda: self._expire(key))
-        with self._lock:
-            handover = self._handovers.get(key)
-            if handover is not None:
+            needless = handover.claim is not None or self._handovers.get(handover.key) is not handover
+            if not needless:
                 handover.claim = claim
-        if handover is None:
+        if needless:
             self._site.leases.release([claim])
 
-    def _expire(self, key: RequestId) -> None:
+    def _expire(self, handover: Handover) -> None:
         """The reservation's lease ended: after Decode began that is its release, before it nobody will come."""
         with self._lock:
-            waiting = key in self._handovers
-        if waiting:
-            self.cancel(key)
+            is_waiting = self._handovers.get(handover.key) is handover
+        if is_waiting:
+            self._tell(handover, lambda takeover, now: takeover.expired(now))
 
-    def _drop(self, key: RequestId) -> None:
+    def _discard(self, key: RequestId) -> None:
         with self._lock:
-            handover = self._handovers.pop(key, None)
             streams = list(self._streams.values())
         for stream in streams:
             stream.discard(key)
-        if handover is not None and handover.claim is not None:
+
+    def _tell(self, handover: Handover, event: Event) -> None:
+        """Something has happened to a takeover: does what follows from it."""
+        waiting: deque[TakeoverAction] = deque()
+        with self._lock:
+            waiting.extend(event(handover.takeover, time.monotonic()))
+        while waiting:
+            then = self._do(handover, waiting.popleft())
+            if then is not None:
+                with self._lock:
+                    waiting.extend(then(handover.takeover, time.monotonic()))
+
+    def _do(self, handover: Handover, action: TakeoverAction) -> Event | None:
+        """What follows at once, if anything does."""
+        match action:
+            case StartPull(span):
+                self._start_pull(handover, span.claim)
+            case DropPull(claim):
+                # One that runs already ends by itself: it is told that it is not wanted, or it lands.
+                pull = handover.pulls.get(claim)
+                if pull is not None and pull.cancel():
+                    return lambda takeover, now: takeover.pull_dropped(now, claim)
+            case GiveBack(owner, claim):
+                self._language.peers.release(owner, claim)
+            case Refuse(kind, reason):
+                handover.fail(kind, reason)
+            case Start():
+                handover.settled.set()
+            case FreeBlocks():
+                self._free(handover)
+        return None
+
+    def _start_pull(self, handover: Handover, claim: ClaimId) -> None:
+        ref = handover.refs[claim]
+        if ref.owner != self._site.owner:
+            handover.sent_tokens += ref.tokens_end - ref.tokens_begin
+        # It may queue behind other pulls for longer than its lease.
+        self._language.peers.keep(ref.owner, claim, ref.lease_seconds)
+        handover.pulls[claim] = self._pulls.submit(self._pull, handover, ref)
+
+    def _free(self, handover: Handover) -> None:
+        with self._lock:
+            if self._handovers.get(handover.key) is handover:
+                del self._handovers[handover.key]
+        handover.fail(ClaimExpired, "the request was cancelled while its KV landed")
+        self._discard(handover.key)
+        self._engine.cancel(handover.key)
+        if handover.claim is not None:
             self._site.leases.release([handover.claim])
 
-    def _pull(self, key: RequestId, ref: KVRef) -> None:
+    def _pull(self, handover: Handover, ref: KVRef) -> None:
+        claim = ref.claim_id
         try:
-            blocks = self._engine.share_prompt_blocks(key)
-            try:
-                first = ref.tokens_begin // self._block_size
-                mine = blocks[first : first + len(ref.blocks)]
-                self._language.read_blocks(ref, mine)
-            finally:
-                self._engine.release_blocks(blocks)
-        finally:
+            self._read(handover, ref)
+        except Exception as error:
+            told = handover.met(error)
+            self._tell(handover, lambda takeover, now: takeover.pull_failed(now, claim, type(told), told.message))
+        else:
+            self._tell(handover, lambda takeover, now: takeover.pull_landed(now, claim))
+
+    def _read(self, handover: Handover, ref: KVRef) -> None:
+        try:
+            # A second guard: the engine itself may end a reservation, at its deadline or with all others.
+            blocks = self._engine.share_prompt_blocks(handover.key)
+        except BaseException:
             self._language.peers.release(ref.owner, ref.claim_id)
+            raise
+        try:
+            first = ref.tokens_begin // self._block_size
+            mine = blocks[first : first + len(ref.blocks)]
+            self._language.read_blocks(ref, mine, lambda: handover.takeover.is_wanted)
+        finally:
+            self._engine.release_blocks(blocks)
+
+
+def _gone() -> ClaimExpired:
+    return ClaimExpired("the decode reservation is gone; reserve again")

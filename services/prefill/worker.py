@@ -113,6 +113,8 @@ class PrefillWorker(RoleWorker):
             if call is None:
                 self._language.peers.release(ref.owner, ref.claim_id)
         if call is not None:
+            # It may queue behind other pulls for longer than its lease.
+            self._language.peers.keep(ref.owner, ref.claim_id, ref.lease_seconds)
             self._pulls.submit(self._pull, call, item_index, ref)
 
     def export(self, call: _Call, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int) -> KVRef | None:
@@ -174,13 +176,17 @@ class PrefillWorker(RoleWorker):
         key = call.job.request_id
         began = time.perf_counter()
         try:
-            self._language.read_rows(ref, self._engine.landing(key, item_index))
+            into = self._engine.landing(key, item_index)
+        except Exception as error:
+            self._language.peers.release(ref.owner, ref.claim_id)
+            self._fail(call, error)
+            return
+        try:
+            self._language.read_rows(ref, into, lambda: self._calls.get(key) is call)
             call.transfer_seconds += time.perf_counter() - began
             self._engine.rows_landed(key, item_index)
         except Exception as error:
             self._fail(call, error)
-        finally:
-            self._language.peers.release(ref.owner, ref.claim_id)
 
     def _fail(self, call: _Call, error: Exception) -> None:
         with self._lock:

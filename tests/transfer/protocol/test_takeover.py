@@ -108,7 +108,8 @@ def test_kv_that_is_here_already_is_given_back_and_its_place_counts_as_received(
 def test_a_block_of_the_sender_may_begin_ahead_of_what_is_cached_here() -> None:
     takeover, larger = receiving(80, cached_tokens=48), span(1, 32, 80, block_size=32)
     assert takeover.ref(0.0, larger) == (StartPull(larger, 48),)
-    assert refusal(receiving(80, cached_tokens=48).ref(0.0, span(2, 64, 80)))[0] is InvalidRecord
+    for wrong in (span(2, 64, 80), span(3, 32, 80), span(4, 0, 80, block_size=32)):
+        assert refusal(receiving(80, cached_tokens=48).ref(0.0, wrong))[0] is InvalidRecord
 
 
 def test_a_prompt_that_is_cached_whole_starts_with_its_first_tokens() -> None:

@@ -129,6 +129,15 @@ class Takeover:
         return self.state in (TakeoverState.STARTED, TakeoverState.ENDED)
 
     @property
+    def is_wanted(self) -> bool:
+        """Whether it may still come to a start, or has."""
+        return self.state in _OPEN or self.has_started
+
+    @property
+    def has_started(self) -> bool:
+        return self.state is TakeoverState.STARTED
+
+    @property
     def pulls(self) -> tuple[ClaimId, ...]:
         """Claims that are being pulled."""
         return tuple(self._pulls)
@@ -214,8 +223,9 @@ class Takeover:
         if self.state is not TakeoverState.RECEIVING:
             return f"{at} came while the request is {self.state}"
         # The first span may begin ahead of what is cached, with the sender's block that holds the first missing token.
-        overlaps_cached = self.tokens_received == self.cached_tokens and span.begin <= self.cached_tokens < span.end
-        if span.begin != self.tokens_received and not overlaps_cached:
+        is_first = self.tokens_received == self.cached_tokens
+        wanted = self.cached_tokens // span.block_size * span.block_size if is_first else self.tokens_received
+        if span.begin != wanted:
             return f"{at} came after {self.tokens_received} tokens"
         if span.end > self.prompt_tokens:
             return f"{at} came for a prompt of {self.prompt_tokens}"
