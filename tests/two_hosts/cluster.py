@@ -20,6 +20,7 @@ ANSWER_SECONDS = 120.0  # a liveness bound, on a busy machine
 _LEFT_OVER_SECONDS = 10.0
 
 Tables = Mapping[str, Mapping[str, object]]
+Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class TwoHostCluster:
         self._config = folder / "settings.toml"
         self._config.write_text(toml_of({**tables, "serve": {"model": str(model), "served_name": "m"}}))
         self._opened = ExitStack()
+        self._killed: list[str] = []  # who did not end when asked to
         try:
             started = [self._start(host, roles) for host, roles in places]
             self.workers = [self._ready(*each) for each in started]
@@ -144,10 +146,18 @@ class TwoHostCluster:
         return "".join(f"--- {path.stem}\n{path.read_text()}" for path in names)
 
     def close(self) -> None:
-        """Ends what it started; raises where a worker has to be killed for it or has left something behind."""
+        """Ends what it started. Raises where asking was not enough, or where something is left on a host."""
         self._opened.close()
+        if self._killed:
+            raise RuntimeError(f"{', '.join(self._killed)} did not end when asked to")
         for host in {worker.host for worker in self.workers}:
-            wait_until(lambda host=host: not host.processes(), _LEFT_OVER_SECONDS, f"processes live on at {host.name}")
+            if host.running():
+                left = f"processes live on at {host.name}"
+                wait_until(lambda host=host: not host.processes(), _LEFT_OVER_SECONDS, left)
+
+    def _end(self, name: str, process: HostProcess) -> None:
+        if not process.end():
+            self._killed.append(name)
 
     def __enter__(self) -> Self:
         return self
@@ -165,7 +175,7 @@ class TwoHostCluster:
         command = [sys.executable, "-m", "triptych.cluster.worker", "--roles", ",".join(names), "--host", host.address]
         command += ["--device", "cpu", "--dtype", "float32", "--config", str(self._config)]
         process = host.start(command, log, {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"})
-        self._opened.callback(process.end)
+        self._opened.callback(self._end, log.stem, process)
         return host, roles, process, log
 
     def _ready(self, host: Host, roles: frozenset[Role], process: HostProcess, log: Path) -> Worker:
@@ -180,11 +190,17 @@ class TwoHostCluster:
         for worker in self.workers:
             command += ["--worker", worker.address]
         router = front.start(command, self._folder / "router.log")
-        self._opened.callback(router.end)
+        self._opened.callback(self._end, "router", router)
         for line in router.output:
             if line.startswith("router ready at "):
                 return line.split()[-1]
         raise RuntimeError("the router did not start")
+
+
+def tokens_of(answer: Mapping[str, Any]) -> Tokens:
+    """The ids of an answer's first choice; AssertionError with the answer where it is none."""
+    assert answer.get("code") == 200, answer
+    return tuple(json.loads(answer["text"])["choices"][0]["token_ids"])
 
 
 def _reply(answer: Mapping[str, Any]) -> Reply:

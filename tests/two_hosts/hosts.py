@@ -68,16 +68,19 @@ class HostProcess:
     def running(self) -> bool:
         return self._entered.poll() is None
 
-    def end(self) -> None:
-        """Ask it to end, then make it; ending it again does nothing."""
+    def end(self) -> bool:
+        """Ask it to end, then make it; whether asking was enough. Ending it again does nothing."""
         self._signal(signal.SIGTERM)
         try:
             self._entered.wait(_END_SECONDS)
+            ended_itself = True
         except subprocess.TimeoutExpired:
             self.kill()
+            ended_itself = False
         for stream in (self._entered.stdin, self._entered.stdout):
             if stream is not None:
                 stream.close()
+        return ended_itself
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
@@ -144,6 +147,9 @@ class Host:
         """Who runs here, by their numbers outside; without the first process, which only waits."""
         mine = os.stat(f"/proc/{self.first_pid}/ns/pid").st_ino
         return {pid for pid in _all_pids() if _namespace_of(pid) == mine} - {self.first_pid}
+
+    def running(self) -> bool:
+        return self._unshare.poll() is None
 
     def close(self) -> None:
         """Ends its first process, and the kernel all others; closing again does nothing."""

@@ -1,6 +1,5 @@
 """Rows and KV between two hosts, over NIXL on TCP: the tokens of one host, also when the cable is pulled."""
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.journey.conversations import Conversation, conversation, conversations, picture
-from tests.two_hosts.cluster import TwoHostCluster, Worker
+from tests.two_hosts.cluster import Tokens, TwoHostCluster, Worker, tokens_of
 from tests.two_hosts.hosts import INTERFACE, Cable, Host, wait_until
 from tests.two_hosts.settings import COPY_SECONDS, LEASE_SECONDS, REQUEST_SECONDS, tables
 from triptych.journey import Role
@@ -23,7 +22,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 Made = tuple[Host, Host, Cable]
-Tokens = tuple[int, ...]
 
 TOKENS = 24
 LARGEST = (448, 448)  # 256 rows of 1 KiB each
@@ -60,11 +58,6 @@ def asked() -> list[Conversation]:
 def large(seed: int) -> Conversation:
     """Four pictures that nobody has seen: a MiB of rows, and four of KV."""
     return conversation("large", [*(picture(1000 * seed + index, LARGEST) for index in range(4)), "Compare them."])
-
-
-def tokens_of(answer: dict[str, Any]) -> Tokens:
-    assert answer.get("code") == 200, answer
-    return tuple(json.loads(answer["text"])["choices"][0]["token_ids"])
 
 
 def answers(cluster: TwoHostCluster, wanted: Sequence[Conversation]) -> list[Tokens]:
