@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -152,8 +153,7 @@ class TwoHostCluster:
             raise RuntimeError(f"{', '.join(self._killed)} did not end when asked to")
         for host in {worker.host for worker in self.workers}:
             if host.running():
-                left = f"processes live on at {host.name}"
-                wait_until(lambda host=host: not host.processes(), _LEFT_OVER_SECONDS, left)
+                wait_until(partial(_is_empty, host), _LEFT_OVER_SECONDS, f"processes live on at {host.name}")
 
     def _end(self, name: str, process: HostProcess) -> None:
         if not process.end():
@@ -195,6 +195,10 @@ class TwoHostCluster:
             if line.startswith("router ready at "):
                 return line.split()[-1]
         raise RuntimeError("the router did not start")
+
+
+def _is_empty(host: Host) -> bool:
+    return not host.processes()
 
 
 def tokens_of(answer: Mapping[str, Any]) -> Tokens:

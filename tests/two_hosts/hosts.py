@@ -103,7 +103,8 @@ class Host:
         command = ["unshare", "--net", "--pid", "--ipc", "--uts", "--mount", "--fork", "--mount-proc"]
         self._unshare = subprocess.Popen(
             [*command, "sh", "-c", _FIRST_PROCESS, "sh", name],
-            **_PIPES,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -122,7 +123,8 @@ class Host:
         with log.open("a") as errors:
             entered = subprocess.Popen(
                 [*self._enter("--pid", "--mount", "--uts", "--ipc", "--net"), *command],
-                **_PIPES,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
                 env=os.environ | environment,
@@ -265,6 +267,3 @@ def _namespace_of(pid: int) -> int:
         return os.stat(f"/proc/{pid}/ns/pid").st_ino
     except OSError:  # gone meanwhile, or a thread of the kernel
         return 0
-
-
-_PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
