@@ -104,7 +104,7 @@ class FaultyCluster:
         card = load_card(settings.serve.model, settings.serve.dtype)
         self._router = RouterServer(settings, card, list(self.known.values()))
         self.url = f"http://127.0.0.1:{self._router.start()}"
-        self.http = httpx.Client(base_url=self.url, timeout=ANSWER_SECONDS, trust_env=False)
+        self.http = self._client()
         self.wait_ready()
 
     def restart(self, worker_ids: Collection[str]) -> None:
@@ -137,11 +137,15 @@ class FaultyCluster:
         """Greedy, without an end before `max_tokens`."""
         body = {"model": "m", "messages": list(messages)}
         body |= {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-        with httpx.Client(base_url=self.url, timeout=ANSWER_SECONDS, trust_env=False) as client:
+        with self._client() as client:
             response = client.post("/v1/chat/completions", json=body)
         if response.status_code != httpx.codes.OK:
             return Outcome(response.status_code, (), response.text)
         return Outcome(response.status_code, tuple(response.json()["choices"][0]["token_ids"]))
+
+    def _client(self) -> httpx.Client:
+        headers = {"authorization": f"Bearer {self.settings.router.api_key or 'none'}"}
+        return httpx.Client(base_url=self.url, timeout=ANSWER_SECONDS, trust_env=False, headers=headers)
 
     def together(self, asked: Sequence[Sequence[Mapping[str, Any]]], max_tokens: int = 16) -> list[Outcome]:
         with ThreadPoolExecutor(len(asked)) as threads:
