@@ -1,6 +1,8 @@
 # make serve       start the embedded model on http://127.0.0.1:8000 (ARGS="--port 9000" and more: triptych serve --help)
 # make test        all tests that need no GPU (ARGS="-k sampling")
 # make check       lint, format, types
+# make soak        three tiers under load for half an hour: does what they hold stay where it is? (ARGS="--seconds 180")
+# make nightly     what takes a night: each process killed and stopped at each step 300 times, then the soak
 # make demo        start a server, ask about pictures in tests/data, show answers and where the time went
 # make bench       three tiers against one process, on this machine; writes bench/results/
 # make bench-encoder  the vision tower of Qwen2.5-VL-7B against transformers', on the GPU of PYTHON; writes bench/results/
@@ -18,7 +20,7 @@ STAMP  := $(VENV)/.installed
 FONTS  := font-caladea font-fredoka-one font-hanken-grotesk font-manrope font-source-sans-pro font-source-serif-pro matplotlib
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check demo bench bench-encoder test-gpu tiny-vl eval proto links clean
+.PHONY: help serve test soak nightly check demo bench bench-encoder test-gpu tiny-vl eval proto links clean
 .DELETE_ON_ERROR:
 
 help:
@@ -37,6 +39,16 @@ serve: $(STAMP)
 
 test: $(STAMP) links
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.soak $(ARGS)
+
+# ARGS are the first command's, as --rounds 20. The soak is wanted also where it has failed.
+nightly: $(STAMP)
+	@status=0; \
+	$(BIN)/python -m tests.faults $(ARGS) || status=1; \
+	$(BIN)/python -m tests.soak || status=1; \
+	exit $$status
 
 check: $(STAMP) links
 	$(BIN)/ruff check .
