@@ -1,4 +1,4 @@
-"""python -m tests.faults: processes killed and stopped at every step of every edge, many times; exit code 1 if one fails."""
+"""python -m tests.faults: processes killed and stopped at each step of each edge, many times; exit code 1 if one fails."""
 
 import argparse
 import itertools
