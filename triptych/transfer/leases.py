@@ -55,7 +55,7 @@ class LeaseTable:
         self._new_id = new_id
         self._lock = threading.Lock()
         self._leases: dict[ClaimId, _Lease] = {}
-        self._claims_by_request: dict[RequestId, set[ClaimId]] = {}
+        self._claims_by_request: dict[RequestId, dict[ClaimId, None]] = {}  # in order of their grants
         self._heap: list[tuple[float, ClaimId]] = []
         self._tombstones: OrderedDict[ClaimId, float] = OrderedDict()  # when each ended, oldest first
         self.granted = 0
@@ -80,7 +80,7 @@ class LeaseTable:
             deadline = self._clock() + seconds
             self.granted += 1
             self._leases[claim_id] = _Lease(request_id, deadline, on_end, covers)
-            self._claims_by_request.setdefault(request_id, set()).add(claim_id)
+            self._claims_by_request.setdefault(request_id, {})[claim_id] = None
             heapq.heappush(self._heap, (deadline, claim_id))
         return claim_id
 
@@ -200,7 +200,7 @@ class LeaseTable:
         """Takes the lease out; whoever gets its on_end is the one who must call it."""
         lease = self._leases.pop(claim_id)
         claims = self._claims_by_request[lease.request_id]
-        claims.discard(claim_id)
+        del claims[claim_id]
         if not claims:
             del self._claims_by_request[lease.request_id]
         self._tombstones[claim_id] = self._clock()
