@@ -6,6 +6,7 @@
 # make demo        start a server, ask about pictures in tests/data, show answers and where the time went
 # make bench       three tiers against one process, on this machine; writes bench/results/
 # make bench-encoder  the vision tower of Qwen2.5-VL-7B against transformers', on the GPU of PYTHON; writes bench/results/
+# make bench-handoff  hand-offs of rows and KV between two processes on the GPU of PYTHON; writes bench/results/
 # make test-gpu    tests that need an NVIDIA GPU, with the PYTHON that has torch for it
 # make tiny-vl     make the embedded model on one NVIDIA GPU, from nothing or from where this command was stopped
 # make eval        ask the embedded model all that docs/tiny-vl.md has figures of; prints, writes them there and to bench/results/
@@ -20,7 +21,7 @@ STAMP  := $(VENV)/.installed
 FONTS  := font-caladea font-fredoka-one font-hanken-grotesk font-manrope font-source-sans-pro font-source-serif-pro matplotlib
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test soak nightly check demo bench bench-encoder test-gpu tiny-vl eval proto links clean
+.PHONY: help serve test soak nightly check demo bench bench-encoder bench-handoff test-gpu tiny-vl eval proto links clean
 .DELETE_ON_ERROR:
 
 help:
@@ -63,6 +64,9 @@ bench: $(STAMP)
 
 bench-encoder:
 	$(PYTHON) -m bench.encoder $(ARGS)
+
+bench-handoff:
+	$(PYTHON) -m bench.handoff $(ARGS)
 
 # No virtual environment: torch for the machine's GPU is where PYTHON has it.
 test-gpu:

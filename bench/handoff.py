@@ -35,7 +35,6 @@ from bench.handoff_blocks import block_copies
 from bench.handoff_consumer import Consumer, OwnerProcess, plain_copy_seconds
 from bench.handoff_consumer import Path as Way
 from bench.handoff_figures import figures, goals, growth
-from bench.handoff_owner import Met
 from bench.handoff_pieces import PieceReader
 from bench.handoff_sizes import QWEN_7B, TINY
 from triptych.config import Settings, load_settings
@@ -83,8 +82,7 @@ class Bench:
         owner = OwnerProcess(settings_for(""), str(self._device), self._sizes)
         try:
             self._part("plain copies", self._plain_copies)
-            met = owner.wait()
-            for name, work in self._parts(owner, met):
+            for name, work in self._parts(owner):
                 self._part(name, work)
         finally:
             self._write()
@@ -92,19 +90,19 @@ class Bench:
         show(self._result)
         return 1 if self._result["errors"] else 0
 
-    def _parts(self, owner: OwnerProcess, met: Met) -> list[tuple[str, Callable[[], None]]]:
+    def _parts(self, owner: OwnerProcess) -> list[tuple[str, Callable[[], None]]]:
         near, wide = settings_for(self._near), settings_for("nixl", window_bytes=2 * self._sizes.kv_bytes)
         far = settings_for("nixl")
         return [
-            (f"{self._near} rows", lambda: self._paths(self._near, near, owner, met, "item")),
-            (f"{self._near} KV", lambda: self._paths(self._near, near, owner, met, "KV")),
-            ("nixl rows", lambda: self._paths("nixl", far, owner, met, "item")),
-            ("nixl KV", lambda: self._paths("nixl", far, owner, met, "KV")),
+            (f"{self._near} rows", lambda: self._paths(self._near, near, owner, "item")),
+            (f"{self._near} KV", lambda: self._paths(self._near, near, owner, "KV")),
+            ("nixl rows", lambda: self._paths("nixl", far, owner, "item")),
+            ("nixl KV", lambda: self._paths("nixl", far, owner, "KV")),
             ("nixl pieces", lambda: self._pieces(owner)),
-            (f"{self._near} endurance", lambda: self._endure(self._near, near, owner, met)),
+            (f"{self._near} endurance", lambda: self._endure(self._near, near, owner)),
             ("blocks on the device", lambda: self._blocks(owner)),
-            ("nixl KV, wide", lambda: self._paths("nixl, one window for all", wide, owner, met, "KV")),
-            ("nixl endurance", lambda: self._endure("nixl", far, owner, met)),
+            ("nixl KV, wide", lambda: self._paths("nixl, one window for all", wide, owner, "KV")),
+            ("nixl endurance", lambda: self._endure("nixl", far, owner)),
         ]
 
     def _part(self, name: str, work: Callable[[], None]) -> None:
@@ -131,8 +129,8 @@ class Bench:
             self._plain[num_bytes] = statistics.median(plain_copy_seconds(self._device, num_bytes, sizes.plain_repeats))
         self._result["plain_copies_ms"] = {str(size): each * 1e3 for size, each in self._plain.items()}
 
-    def _paths(self, transport: str, settings: Settings, owner: OwnerProcess, met: Met, kind: str) -> None:
-        with Consumer(owner, met, settings, self._device, self._sizes) as consumer:
+    def _paths(self, transport: str, settings: Settings, owner: OwnerProcess, kind: str) -> None:
+        with Consumer(owner, settings, self._device, self._sizes) as consumer:
             opened = time.perf_counter()
             found = consumer.open()
             opened = time.perf_counter() - opened
@@ -152,10 +150,10 @@ class Bench:
         seconds = [way.hand_over() for _ in range(self._arguments.hand_offs)]
         return figures(seconds, way.num_bytes, self._plain[way.num_bytes]) | {"first_ms": first * 1e3}
 
-    def _endure(self, transport: str, settings: Settings, owner: OwnerProcess, met: Met) -> None:
+    def _endure(self, transport: str, settings: Settings, owner: OwnerProcess) -> None:
         """Nine of ten hand-offs are of one item, the tenth is of KV."""
         count = self._arguments.endure
-        with Consumer(owner, met, settings, self._device, self._sizes) as consumer:
+        with Consumer(owner, settings, self._device, self._sizes) as consumer:
             consumer.open()
             samples = []
             for number in range(count):

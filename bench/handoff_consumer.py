@@ -18,6 +18,7 @@ from triptych.config import Settings
 from triptych.journey import EmbeddingRef, Endpoint, KVRef
 from triptych.pb import common_pb2 as pb
 from triptych.services.peers import Peers
+from triptych.transfer.leases import LeaseTable
 from triptych.transfer.nixl_start import start_nixl
 from triptych.transfer.reader import Reader
 
@@ -36,13 +37,19 @@ class OwnerProcess:
         self._process = context.Process(target=serve, args=(theirs, settings, device, sizes), daemon=True)
         self._process.start()
         theirs.close()
+        self._met: Met | None = None
 
-    def wait(self) -> Met:
-        met = self._receive()
-        assert isinstance(met, Met)
-        return met
+    @property
+    def met(self) -> Met:
+        """Waits for the owner's start, the first time."""
+        if self._met is None:
+            met = self._receive()
+            assert isinstance(met, Met)
+            self._met = met
+        return self._met
 
     def ask(self, what: str, *arguments: Any) -> Any:
+        assert self.met
         self._pipe.send((what, arguments))
         return self._receive()
 
@@ -74,13 +81,16 @@ class Path:
 class Consumer:
     """Pulls what the owner made, by one transport. Used in a `with`."""
 
-    def __init__(self, owner: OwnerProcess, met: Met, settings: Settings, device: torch.device, sizes: Sizes) -> None:
+    def __init__(self, owner: OwnerProcess, settings: Settings, device: torch.device, sizes: Sizes) -> None:
         self.device = device
-        self._owner, self._met, self._sizes = owner, met, sizes
-        self._peers = Peers(HERE, met.fingerprint, b"", lambda claims: None)
+        self._owner, self._sizes = owner, sizes
+        self._peers = Peers(HERE, owner.met.fingerprint, b"", LeaseTable())
         self._nixl = start_nixl(settings.transfer)
         self._reader = Reader(
-            *(self._peers.connect, HERE, {}, device, settings.transfer), nixl=self._nixl, give_back=self._peers.release
+            *(self._peers.connect, HERE, {}, device, settings.transfer),
+            nixl=self._nixl,
+            give_back=self._peers.release,
+            prepare=self._peers.prepare,
         )
         self._threads = ThreadPoolExecutor(PULL_THREADS, thread_name_prefix="pull")
         self._chance = random.Random(2)
@@ -101,7 +111,7 @@ class Consumer:
 
     def open(self) -> str:
         """The transport by which the owner is reached. Raises TransferFailed with each refusal."""
-        return self._reader.open(self._met.endpoint, time.monotonic() + _DEADLINE_SECONDS)
+        return self._reader.open(self._owner.met.endpoint, time.monotonic() + _DEADLINE_SECONDS)
 
     def paths(self) -> list[Path]:
         sizes = self._sizes

@@ -15,9 +15,10 @@ from bench.handoff_pieces import PieceOwner
 from bench.handoff_sizes import Sizes
 from triptych import wire
 from triptych.config import Settings
-from triptych.journey import BlockRef, EmbeddingRef, Endpoint, KVRef, RequestId, Role, Shard
+from triptych.journey import BlockRef, ClaimId, EmbeddingRef, Endpoint, KVRef, RequestId, Role, Shard
 from triptych.services.host import Placement, WorkerHost
 from triptych.services.site import EMBEDDING_ARENA, KV_ARENA, Language, RoleWorker, Site
+from triptych.transfer.leases import Claimed
 from triptych.transfer.slab import Slab
 
 _REQUEST = RequestId(bytes(20))
@@ -75,6 +76,7 @@ class Owner:
         endpoint = self.host.start()
         self._memory = self._made[0]
         self._site = self._memory.site
+        self._pack()
         self.met = Met(endpoint, self._site.card.fingerprint)
 
     def rows(self, items: int) -> list[bytes]:
@@ -101,7 +103,7 @@ class Owner:
         event = slab.record_event()
         self._synchronize()
         ref = KVRef(
-            claim_id=self._grant(),
+            claim_id=self._grant(Claimed(KV_ARENA, tuple(ids), event)),
             owner=self.met.endpoint,
             blocks=tuple(BlockRef(block, self._generation) for block in ids),
             tokens_begin=0,
@@ -132,21 +134,28 @@ class Owner:
         return self._made[-1]
 
     def _rows_ref(self, item: int, event: int) -> EmbeddingRef:
+        units = range(item * self._sizes.units_per_item, (item + 1) * self._sizes.units_per_item)
         return EmbeddingRef(
-            claim_id=self._grant(),
+            claim_id=self._grant(Claimed(EMBEDDING_ARENA, tuple(units), event)),
             owner=self.met.endpoint,
             item_digest=bytes(32),
             rows=self._sizes.rows,
             width=self._sizes.width,
             dtype="bfloat16",
-            shards=(Shard(0, EMBEDDING_ARENA, item * self._sizes.units_per_item * self._sizes.unit_bytes),),
+            shards=(Shard(0, EMBEDDING_ARENA, units.start * self._sizes.unit_bytes),),
             generation=self._generation,
             lease_seconds=_LEASE_SECONDS,
             event=event,
         )
 
-    def _grant(self) -> Any:
-        return self._site.leases.grant(_REQUEST, _LEASE_SECONDS, lambda: None)
+    def _grant(self, covers: Claimed) -> ClaimId:
+        return self._site.leases.grant(_REQUEST, _LEASE_SECONDS, lambda: None, covers)
+
+    def _pack(self) -> None:
+        """As a prefill worker, which this is to NIXL's readers too, and an encoder by its roles is not."""
+        if self._site.staging is not None:
+            self._site.staging.stop()
+            self._site.start_staging(packs=True)
 
     def _synchronize(self) -> None:
         """Rows and KV are written before their ref leaves: waiting for the producer is no cost of the hand-off."""
