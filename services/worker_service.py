@@ -133,6 +133,7 @@ class WorkerService(GeneratedServicer):
         leases = self._site.leases
         gauges |= {"claims_granted_total": leases.granted, "claims_released_total": leases.released}
         gauges |= {"late_releases_total": leases.late_releases, "expired_claims_total": leases.expired}
+        gauges["transfer_lost_copies"] = self._site.figures.num_lost()
         if self._site.device.type == "cuda":
             gauges["device_bytes"] = float(torch.cuda.memory_allocated(self._site.device))
         return gauges

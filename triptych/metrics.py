@@ -112,6 +112,7 @@ WORKER_GAUGES = (
     Metric("claims_released_total", "gauge", "Claims given back, or ended with their request"),
     Metric("late_releases_total", "gauge", "Releases of claims that were gone already"),
     Metric("expired_claims_total", "gauge", "Claims ended by the sweeper"),
+    Metric("transfer_lost_copies", "gauge", "Copies given up that have not ended, each holding memory until then"),
     Metric("rss_bytes", "gauge", "Resident memory of the process"),
     Metric("device_bytes", "gauge", "Device memory allocated by the process"),
 )

@@ -8,7 +8,7 @@ import bisect
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from triptych.journey import Endpoint, Role
@@ -64,6 +64,8 @@ class TransferFigures:
         self._owners: OrderedDict[bytes, Endpoint] = OrderedDict()  # by the arena's probe, which no two arenas share
         self._paths: dict[bytes, TransferPath] = {}
         self._copies: dict[tuple[str, str], CopyCounts] = {}
+        # Copies that were given up and have not ended; asking also lets go of those that have. The reader's to answer.
+        self.num_lost: Callable[[], int] = lambda: 0
 
     def met(self, owner: Endpoint, arenas: Sequence[ArenaInfo]) -> None:
         """These are the neighbour's arenas; whoever had its address before is gone."""

@@ -81,6 +81,7 @@ class Reader:
         self._copier = copier_for(self._device)
         self._nixl = NixlCopier(nixl, self._device, self._copier, settings) if nixl is not None else None
         self._quarantine = Quarantine()
+        self._figures.num_lost = self._num_lost
 
     def read_rows(
         self, ref: EmbeddingRef, into: Tensor, deadline: float | None = None, is_wanted: IsWanted = always
@@ -152,6 +153,9 @@ class Reader:
         """Forgets every neighbour."""
         self._connections.forget_all()
         self._quarantine.let_go()
+
+    def _num_lost(self) -> int:
+        return self._quarantine.let_go() + (self._nixl.num_lost_windows() if self._nixl is not None else 0)
 
     def _read(self, errand: "_Errand", deadline: float | None, is_wanted: IsWanted) -> None:
         self._quarantine.let_go()
