@@ -247,6 +247,23 @@ def test_in_one_engine_the_prompt_begins_with_the_shared_blocks_and_is_computed_
     assert books.is_idle()
 
 
+def test_what_somebody_copies_into_is_kept_and_so_are_the_shared_blocks_before_it() -> None:
+    books = scheduler()
+    parts = [text(16), text(10, first=300)]
+    first = warm(books, 0, [text(16)])
+    held = ask(1, parts)
+    grant(books, held)
+    own = held.prompt_blocks
+    warm(books, 2, parts)
+    books.ledger.lend(own)
+    prompt = cached(1, parts)
+    admit(books, prompt)
+    assert (prompt.num_cached, prompt.blocks) == (16, own), "24 are there by now"
+    assert own[:4] == first.blocks[:4]
+    finish(books, prompt)
+    books.take_back(own)
+
+
 def test_blocks_that_decode_has_are_not_announced_whatever_is_cached_here() -> None:
     books = scheduler(prefill_chunk_tokens=6)
     for number, warmed in enumerate((0, 10, 26)):
