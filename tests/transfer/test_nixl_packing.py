@@ -60,22 +60,22 @@ def test_scattered_blocks_come_in_few_pieces_each_in_its_place(pieces_read: list
         reader.read_blocks(ref, into, places)
         assert (into[places] == torch.tensor(claimed, dtype=torch.uint8)[:, None]).all()
         assert (into[[place for place in range(64) if place not in places]] == 255).all()
-        assert pieces_read == [1] * 7  # five windows of ten blocks, words and ids, the pack's own words
+        assert pieces_read == [1] * 12  # ten reads of five blocks each, words and ids, the pack's own words
         _wait_until_idle(owner)
 
 
 def test_without_room_they_come_piece_by_piece(pieces_read: list[int]) -> None:
     pytest.importorskip("nixl_cu13")
     tight = replace(PACKING, nixl_staging_bytes=STAGING_UNIT_BYTES)
-    with NixlOwner("kv", UNIT_BYTES, 64, tight) as owner, reading(owner, tight) as (reader, _):
+    with NixlOwner("kv", UNIT_BYTES, 250, tight) as owner, reading(owner, tight) as (reader, _):
         owner.ask("fill_numbered")
-        claimed = tuple(range(0, 64, 2))
+        claimed = tuple(range(0, 250, 2))
         claim = owner.ask("grant", claimed, 60.0)
-        into = torch.zeros(32, UNIT_BYTES, dtype=torch.uint8)
+        into = torch.zeros(125, UNIT_BYTES, dtype=torch.uint8)
         ref = replace(blocks_ref([(unit, unit + 1) for unit in claimed]), claim_id=claim)
-        reader.read_blocks(ref, into, range(32))
+        reader.read_blocks(ref, into, range(125))
         assert (into == torch.tensor(claimed, dtype=torch.uint8)[:, None]).all()
-        assert max(pieces_read) == 10
+        assert max(pieces_read) == 5
         _wait_until_idle(owner)
 
 

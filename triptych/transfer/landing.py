@@ -19,7 +19,7 @@ from triptych.transfer.cuda_runtime import allocate
 from triptych.transfer.nixl_agent import NixlAgent
 
 WORDS_BYTES = 64 << 10  # room for generation words in each window
-_CUDA_WINDOW_BYTES = 64 * MIB
+_CUDA_WINDOW_BYTES = 128 * MIB
 _HOST_WINDOW_BYTES = 8 * MIB
 _RECHECK_SECONDS = 0.01  # how often lost reads are asked whether they ended, while somebody waits for a window
 

@@ -12,6 +12,7 @@ from triptych.transfer.arena import ArenaInfo
 
 _FIRST_PAUSE_SECONDS = 20e-6
 _LONGEST_PAUSE_SECONDS = 1e-3
+_OF_WHAT_PASSED = 1 / 8  # a pause is this part of the wait so far: what took a millisecond is noticed within an eighth
 
 
 class Mapping(Protocol):
@@ -39,10 +40,10 @@ class Mapping(Protocol):
 
 def poll_until(done: Callable[[], bool], deadline: float, what: str) -> None:
     """Raises TransferFailed naming `what` when it is not done at the deadline (time.monotonic)."""
-    pause = _FIRST_PAUSE_SECONDS
+    began = time.monotonic()
     while not done():
-        left = deadline - time.monotonic()
-        if left <= 0:
+        now = time.monotonic()
+        if now >= deadline:
             raise TransferFailed(f"{what} is overdue")
-        time.sleep(min(pause, left))
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        pause = max(_FIRST_PAUSE_SECONDS, min(_OF_WHAT_PASSED * (now - began), _LONGEST_PAUSE_SECONDS))
+        time.sleep(min(pause, deadline - now))

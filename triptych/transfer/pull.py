@@ -33,7 +33,8 @@ class Pull:
     generations: [units] int64 what those words must say
     scattered:   for copies of whole units, also as (source units, target units), [moved] int64 each; else None
     home:        the slab of this worker that `into` lies in, if any: its stamps come before the copy's first byte
-    claim:       what is read, told to the owner with the last word by a transport that can; empty: nothing is told
+    claim:       of whom the bytes are; empty where nobody asks
+    alone:       no other pull belongs to the claim: the owner may take the last word's being read for a release
     halfway:     for tests: called while some of the bytes are there and some are not, where a thread does the copy
     """
 
@@ -46,6 +47,7 @@ class Pull:
     scattered: tuple[Int64Array, Int64Array] | None = None
     home: Slab | None = None
     claim: bytes = b""
+    alone: bool = True
     halfway: Callable[[], None] | None = None
 
 

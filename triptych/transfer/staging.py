@@ -34,7 +34,7 @@ from triptych.transfer.slab import Slab
 
 log = logging.getLogger(__name__)
 
-STAGING_UNIT_BYTES = 64 << 10
+STAGING_UNIT_BYTES = 256 << 10  # few words to check, little wasted
 _THREADS = 4
 
 
