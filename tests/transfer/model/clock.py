@@ -24,7 +24,7 @@ class Timer:
 
 
 class Timeline:
-    """The one true time of a simulated world, in seconds from its beginning; its processes' clocks are offset from it."""
+    """The one true time of a simulated world, in seconds from its beginning; its processes have clocks of their own."""
 
     def __init__(self) -> None:
         self.now = 0.0

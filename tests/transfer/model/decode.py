@@ -191,7 +191,7 @@ class Decode(Owner, Consumer):
         if self._sequences.get(sequence.key) is sequence:
             self._read(sequence)
             self._free(sequence)
-            self.world.network.tell(sequence.router, "finished", "finished", sequence.key)
+            self.world.network.tell(self.process, sequence.router, "finished", "finished", sequence.key)
 
     def _read(self, sequence: Sequence) -> None:
         """What attention sees."""
@@ -223,6 +223,7 @@ class Decode(Owner, Consumer):
 
     def _free(self, sequence: Sequence) -> None:
         self._sequences.pop(sequence.key, None)
+        self.broken(sequence.key)
         self.ledger.free(sequence.key)
         self.world.oracle.check_destinations(self.process)
         self._end_hold(sequence)

@@ -13,8 +13,8 @@ class Directory:
 
     def __init__(self, random: Random) -> None:
         self.by_role: dict[str, dict[str, Endpoint]] = {"encode": {}, "prefill": {}, "decode": {}}
-        pictures = [Picture(random.randbytes(16), random.choice((1, 1, 2, 3))) for _ in range(9)]
-        self.prompts = [_prompt(random, pictures) for _ in range(14)]
+        pictures = [Picture(random.randbytes(16), random.choice((1, 1, 2, 3))) for _ in range(16)]
+        self.prompts = [_prompt(random, pictures) for _ in range(24)]
 
     def choose(self, random: Random, pictures: int) -> Chosen | None:
         """An encoder for each picture, a prefill worker, a decode worker."""

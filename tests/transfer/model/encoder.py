@@ -3,17 +3,16 @@
 from collections import deque
 from functools import partial
 
+from tests.transfer.model.memory import UNIT_BYTES
 from tests.transfer.model.network import Answer
 from tests.transfer.model.owner import Owner, World
-from tests.transfer.model.memory import UNIT_BYTES
 from tests.transfer.model.process import Process
 from tests.transfer.model.values import LEASE_SECONDS, Event, Picture, Ref, checksum_of, content, contents
-from triptych.engine.embedding_store import EmbeddingStore
 from triptych.engine.store_entry import Acquired, Entry, ItemKey, State
 from triptych.errors import Cancelled
 from triptych.journey import Endpoint, Grid, RequestId
 
-ENCODER_UNITS = 9
+ENCODER_UNITS = 7
 
 
 class Encoder(Owner):
@@ -21,39 +20,38 @@ class Encoder(Owner):
 
     def __init__(self, world: World, process: Process) -> None:
         super().__init__(world, process, ENCODER_UNITS)
-        self.store = EmbeddingStore(ENCODER_UNITS, UNIT_BYTES)
+        self.store = world.planted.store(ENCODER_UNITS, UNIT_BYTES)
         self._events: dict[Entry, Event] = {}
-        self._waiting: dict[Entry, list[tuple[RequestId, Answer]]] = {}
+        self._waiting: dict[Entry, list[tuple[RequestId, Endpoint, Answer]]] = {}
         self._to_place: deque[tuple[Entry, Picture]] = deque()
 
     # Calls
 
-    def encode(self, key: RequestId, picture: Picture, reply: Answer) -> None:
+    def encode(self, key: RequestId, router: Endpoint, picture: Picture, reply: Answer) -> None:
         """A ref to its rows, or Cancelled."""
+        self.require_unbroken(key, router)
         item = ItemKey(picture.name, picture.units, Grid(1, 1, 1), 1, 1)
         entry, acquired = self.store.acquire(item, picture.units * UNIT_BYTES)
         if acquired is Acquired.HIT:
             reply(self._ref(key, entry))
             return
-        self._waiting.setdefault(entry, []).append((key, reply))
+        self._waiting.setdefault(entry, []).append((key, router, reply))
         if acquired is Acquired.NEW:
             self._to_place.append((entry, picture))
             self._place()
 
     def cancel(self, key: RequestId) -> None:
         """Idempotent: nothing of this request is wanted any more."""
-        for entry, waiters in list(self._waiting.items()):
-            for waiter in [waiter for waiter in waiters if waiter[0] == key]:
-                waiters.remove(waiter)
-                self.store.release(entry)
-                waiter[1](Cancelled("cancelled"))
-            if entry.state is State.GONE:
-                del self._waiting[entry]
+        self.broken(key)
+        self._drop(key)
         self.release_request(key)
         self._place()
 
     def lost(self, endpoint: Endpoint) -> None:
-        """Whoever it was: what it has claimed ends with its leases."""
+        """A router's calls end with it; what it has claimed ends with its leases."""
+        self.broken(endpoint)
+        self._drop(endpoint)
+        self._place()
 
     # State
 
@@ -65,6 +63,16 @@ class Encoder(Owner):
         self.leases.check()
 
     # Inside
+
+    def _drop(self, who: RequestId | Endpoint) -> None:
+        """Those who wait no longer, of a request or a router."""
+        for entry, waiters in list(self._waiting.items()):
+            for waiter in [waiter for waiter in waiters if who in waiter[:2]]:
+                waiters.remove(waiter)
+                self.store.release(entry)
+                waiter[2](Cancelled("cancelled"))
+            if entry.state is State.GONE:
+                del self._waiting[entry]
 
     def _place(self) -> None:
         while self._to_place:
@@ -87,7 +95,7 @@ class Encoder(Owner):
     def _publish(self, entry: Entry, picture: Picture) -> None:
         sum_ = checksum_of(contents(picture.name, range(picture.units))) if self.world.checksums else b""
         self.store.publish(entry, 0, sum_)
-        for key, reply in self._waiting.pop(entry, ()):
+        for key, _, reply in self._waiting.pop(entry, ()):
             reply(self._ref(key, entry))
         self._place()
 

@@ -9,20 +9,30 @@ from random import Random
 class Rates:
     """Chances, each per occasion: a message sent, a copy begun, a step a process does."""
 
-    drop: float = 0.01
+    drop: float = 0.006
     duplicate: float = 0.02
-    delay: float = 0.02  # a message takes up to `longest_delay`, and others overtake it
-    corrupt: float = 0.01  # a byte of a copy turns on its way
+    delay: float = 0.008  # a message takes up to `longest_delay`
+    straggle: float = (
+        0.01  # a stream stands still: what is cancelled goes on elsewhere, refs come when their lease is over
+    )
+    reorder: float = 0.03  # others overtake it
+    isolate: float = 0.0002  # nothing comes to or from the process for up to `longest_pause`
+    corrupt: float = 0.01  # a bit of a copy turns on its way
     lose: float = 0.005  # a copy fails with an error
-    stall: float = 0.0004  # a device does nothing for a while, copies that are under way included
-    kill: float = 0.0006
-    pause: float = 0.0008
-    leave: float = 0.03  # a client goes away
+    linger: float = 0.03  # a copy rests in the middle, up to `longest_pause`
+    stall: float = 0.0003  # a device does nothing for a while, but for copies that are under way
+    kill: float = 0.0004
+    pause: float = 0.0006
+    leave: float = 0.08  # a client goes away
     longest_delay: float = 4.0
     longest_pause: float = 9.0
 
 
-NONE = Rates(0, 0, 0, 0, 0, 0, 0, 0, 0)
+MILD = Rates()
+ROUGH = Rates(leave=0.3, straggle=0.1, linger=0.15, isolate=0.0008, delay=0.03, reorder=0.08, kill=0.001, corrupt=0.02)
+# Claims end under readers who notice nothing: stopped, cut off, or with a copy that takes longer than its lease.
+SLOW = Rates(drop=0.002, straggle=0.25, linger=0.3, pause=0.001, isolate=0.002, kill=0.0002, leave=0.4)
+NONE = Rates(**dict.fromkeys(Rates.__slots__, 0.0))
 
 
 class Faults:

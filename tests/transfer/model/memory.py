@@ -83,5 +83,7 @@ class Device:
             return
         if not pieces[place]() or place + 1 == len(pieces):
             ended()
+        elif self._faults.strikes("linger", "copy"):
+            self._timeline.after(self._faults.pause_seconds(), self._copy, pieces, place + 1, ended)
         else:
             self._later(lambda: self._copy(pieces, place + 1, ended))

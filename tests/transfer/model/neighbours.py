@@ -11,7 +11,6 @@ from triptych.journey import Endpoint
 from triptych.transfer.protocol.peering import (
     AskArenas,
     CloseArenas,
-    Neighbourhood,
     OpenArena,
     PeerActions,
     PeerMachine,
@@ -35,7 +34,7 @@ class Neighbours:
     def __init__(self, world: World, process: Process) -> None:
         self._world = world
         self._process = process
-        self._machines = Neighbourhood()
+        self._machines = world.planted.neighbourhood()
         self._slabs: dict[PeerMachine, Slab] = {}
         self._waiting: dict[Endpoint, list[Waiting]] = {}
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -21,9 +22,11 @@ class Network:
     """Who answers at which address, and how long messages to him take."""
 
     def __init__(self, timeline: Timeline, random: Random, faults: Faults) -> None:
+        self.checks_incarnation = True
         self._timeline = timeline
         self._random = random
         self._faults = faults
+        self._isolated_until: dict[str, float] = {}  # by address
         self._living: dict[str, tuple[Process, Any]] = {}  # by address: the process, the object that answers there
 
     def listen(self, process: Process, service: Any) -> None:
@@ -62,24 +65,42 @@ class Network:
                     answer(outcome)
 
         def reply(outcome: Any) -> None:
-            self._carry(step + "-reply", lambda: source.do(step + "-reply", settle, outcome))
+            ends = (target, source.endpoint)
+            self._carry(step + "-reply", ends, lambda: source.do(step + "-reply", settle, outcome))
 
         timer = source.later(seconds, step + "-timeout", settle, DeadlineExceeded(f"{step} is overdue"))
-        self._carry(step, lambda: self._arrive(target, step, method, args, reply))
+        self._carry(step, (source.endpoint, target), lambda: self._arrive(target, step, method, args, reply))
 
-    def tell(self, target: Endpoint, step: str, method: str, *args: Any) -> None:
-        """One message of a stream that is watched: what is dropped is sent again, or the connection breaks."""
-        if self._faults.strikes("drop", step):
-            self._timeline.after(self._faults.delay_seconds() / 4, self._arrive, target, step, method, args, _nobody)
+    def tell(self, source: Process, target: Endpoint, step: str, method: str, *args: Any) -> None:
+        """One message of a stream that is watched: what is dropped is sent again until it arrives."""
+        arrive = partial(self._arrive, target, step, method, args, _nobody)
+        if self._faults.strikes("drop", step) or self._is_cut(source.endpoint, target):
+            seconds = max(0.0, self._cut_until(source.endpoint, target) - self._timeline.now)
+            self._timeline.after(seconds + self._random.uniform(0.2, 1.0), arrive)
+        elif self._faults.strikes("straggle", step):
+            self._timeline.after(self._faults.delay_seconds(), arrive)
         else:
-            self._carry(step, lambda: self._arrive(target, step, method, args, _nobody), droppable=False)
+            self._carry(step, None, arrive)
 
-    def _carry(self, step: str, arrive: Callable[[], None], droppable: bool = True) -> None:
-        if droppable and self._faults.strikes("drop", step):
+    def isolate(self, endpoint: Endpoint, seconds: float) -> None:
+        """Nothing comes to or from this address for so long."""
+        self._isolated_until[endpoint.address] = self._timeline.now + seconds
+
+    def _cut_until(self, *ends: Endpoint) -> float:
+        return max(self._isolated_until.get(end.address, 0.0) for end in ends)
+
+    def _is_cut(self, *ends: Endpoint) -> bool:
+        return bool(self._isolated_until) and self._cut_until(*ends) > self._timeline.now
+
+    def _carry(self, step: str, ends: tuple[Endpoint, Endpoint] | None, arrive: Callable[[], None]) -> None:
+        """ends: of a call, whose messages may be lost"""
+        if ends is not None and (self._faults.strikes("drop", step) or self._is_cut(*ends)):
             return
         seconds = self._random.uniform(0.0005, 0.01)
         if self._faults.strikes("delay", step):
             seconds = self._faults.delay_seconds()
+        elif self._faults.strikes("reorder", step):
+            seconds = self._random.uniform(0.01, 0.15)
         self._timeline.after(seconds, arrive)
         if self._faults.strikes("duplicate", step):
             self._timeline.after(self._random.uniform(0.0005, 1.0), arrive)
@@ -88,7 +109,7 @@ class Network:
         process, service = self._living.get(target.address, (None, None))
         if process is None or not process.alive:
             reply(WorkerLost(f"nobody answers at {target.address}"))
-        elif process.endpoint != target:
+        elif process.endpoint != target and self.checks_incarnation:
             reply(WrongIncarnation(f"{target.address} is {process.endpoint.incarnation} now"))
         else:
             process.do(step, _serve, service, method, args, reply)

@@ -47,7 +47,8 @@ class Oracle:
 
     def __init__(self, timeline: Timeline, lease_seconds: float, sweep_seconds: float) -> None:
         self.counts: Counter[str] = Counter()
-        self.copies: set[Copy] = set()
+        self.broken: list[str] = []
+        self.copies: dict[Copy, None] = {}
         self._timeline = timeline
         self._lease_seconds = lease_seconds
         self._sweep_seconds = sweep_seconds
@@ -59,7 +60,13 @@ class Oracle:
 
     def hold(self, holds: bool, broken: str) -> None:
         if not holds:
-            raise Broken(f"at {self._timeline.now:.3f} s, step {self._timeline.steps}: {broken}")
+            self.broken.append(f"at {self._timeline.now:.3f} s, step {self._timeline.steps}: {broken}")
+            raise Broken(self.broken[0])
+
+    def require_whole(self) -> None:
+        """Raises what was broken first, also where the code under test has swallowed it."""
+        if self.broken:
+            raise Broken(self.broken[0])
 
     # Owners
 
@@ -123,12 +130,12 @@ class Oracle:
         """Its memory is gone with it, or nobody's, and so are its own readers."""
         for record in self._open.pop(owner, {}).values():
             self._close(record, "death")
-        self.copies = {copy for copy in self.copies if copy.reader is not owner}
+        self.copies = {copy: None for copy in self.copies if copy.reader is not owner}
 
     # Consumers
 
     def copying(self, copy: Copy) -> None:
-        self.copies.add(copy)
+        self.copies[copy] = None
         self.counts["copies"] += 1
 
     def writes(self, copy: Copy) -> None:
@@ -139,7 +146,7 @@ class Oracle:
             self.hold(ours, f"{copy.reader.name} let go of unit {target} while a copy still writes into it ({found})")
 
     def copied(self, copy: Copy) -> None:
-        self.copies.discard(copy)
+        self.copies.pop(copy, None)
 
     def check_destinations(self, reader: Process) -> None:
         for copy in self.copies:

@@ -11,8 +11,9 @@ from tests.transfer.model.network import Network
 from tests.transfer.model.oracle import Oracle
 from tests.transfer.model.planted import Planted
 from tests.transfer.model.process import Process
-from tests.transfer.model.values import LEASE_SECONDS, SWEEP_SECONDS, Event
-from triptych.journey import ClaimId, RequestId
+from tests.transfer.model.values import SWEEP_SECONDS, Event
+from triptych.errors import Cancelled
+from triptych.journey import ClaimId, Endpoint, RequestId
 from triptych.transfer.leases import LeaseTable
 
 
@@ -26,6 +27,7 @@ class World:
     oracle: Oracle
     planted: Planted
     checksums: bool
+    pull_seconds: float  # a copy's deadline, shorter than a lease or longer
 
 
 class Owner:
@@ -38,6 +40,7 @@ class Owner:
         self.leases: LeaseTable = world.planted.lease_table(process.clock, self._new_id)
         self.announces_early = world.random.random() < 0.5  # refs go out before their bytes are there, as on CUDA
         self._ending = "release"
+        self._broken: set[RequestId | Endpoint] = set()  # calls that were cancelled, routers that are lost
         process.later(world.random.uniform(0, SWEEP_SECONDS), "sweep", self._sweep)
 
     def _new_id(self) -> ClaimId:
@@ -58,6 +61,14 @@ class Owner:
 
     def release_request(self, key: RequestId) -> None:
         self._ending_by("request", lambda: self.leases.release_request(key))
+
+    def require_unbroken(self, key: RequestId, router: Endpoint) -> None:
+        """A call that arrives behind its own end, as the network may have it, is no call any more."""
+        if self._broken & {key, router}:
+            raise Cancelled("the call is cancelled")
+
+    def broken(self, who: RequestId | Endpoint) -> None:
+        self._broken.add(who)
 
     # Inside
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
+from triptych.engine.embedding_store import EmbeddingStore
 from triptych.journey import ClaimId, Endpoint
 from triptych.transfer.leases import LeaseTable
+from triptych.transfer.protocol.peering import Neighbourhood
 from triptych.transfer.protocol.pulling import PullMachine
 from triptych.transfer.protocol.renewing import Renewals
 from triptych.transfer.protocol.takeover import Takeover
@@ -14,6 +16,14 @@ Piece = Callable[[], bool]
 
 class Planted:
     """Nothing wrong."""
+
+    checks_incarnation = True
+
+    def store(self, num_units: int, unit_bytes: int) -> EmbeddingStore:
+        return EmbeddingStore(num_units, unit_bytes)
+
+    def neighbourhood(self) -> Neighbourhood:
+        return Neighbourhood()
 
     def lease_table(self, clock: Callable[[], float], new_id: Callable[[], ClaimId]) -> LeaseTable:
         return LeaseTable(clock, new_id)

@@ -207,7 +207,7 @@ class Prefill(Owner, Consumer):
             self._free_landing(job, index)
         job.computing = False
         if job.next_chunk == len(job.prompt.blocks_by_chunk):
-            self.world.network.tell(job.router, "first", "first", job.key)
+            self.world.network.tell(self.process, job.router, "first", "first", job.key)
             self._forget(job)
         else:
             self._compute(job)
@@ -223,7 +223,7 @@ class Prefill(Owner, Consumer):
         sum_ = checksum_of(contents(job.prompt.name, places)) if self.world.checksums else b""
         generations = tuple(block.generation for block in lent)
         ref = Ref(claim, self.process.endpoint, tuple(blocks), generations, event, sum_, places.start)
-        self.world.network.tell(job.router, "kv", "kv", job.key, ref)
+        self.world.network.tell(self.process, job.router, "kv", "kv", job.key, ref)
 
     def _take_back(self, blocks: list[int]) -> None:
         self.ledger.take_back(blocks)
@@ -236,7 +236,7 @@ class Prefill(Owner, Consumer):
     def _fail(self, job: Job, kind: type[TriptychError], reason: str) -> None:
         if not job.ended:
             self._end(job)
-            self.world.network.tell(job.router, "failed", "failed", job.key, kind, reason)
+            self.world.network.tell(self.process, job.router, "failed", "failed", job.key, kind, reason)
 
     def _end(self, job: Job) -> None:
         """Frees what nothing writes into; the rest follows as its pulls end."""
@@ -250,6 +250,7 @@ class Prefill(Owner, Consumer):
     def _forget(self, job: Job) -> None:
         if not job.ended:
             job.ended = True
+            self.broken(job.key)
             del self._jobs[job.key]
             self.ledger.free(job.key)
             self._admit()

@@ -21,6 +21,7 @@ class Process:
         self.device = Device(timeline, random, faults)
         self.after_step: Callable[[str], None] = lambda step: None  # the oracles', after all that this process does
         self.on_killed: Callable[[], None] = lambda: None
+        self.on_isolated: Callable[[float], None] = lambda seconds: None
         self._timeline = timeline
         self._random = random
         self.faults = faults
@@ -55,6 +56,8 @@ class Process:
             self.pause(self.faults.pause_seconds())
             self._held.append((step, run, args))
             return
+        if self.faults.strikes("isolate", step):
+            self.on_isolated(self.faults.pause_seconds())
         run(*args)
         self.after_step(step)
 

@@ -10,13 +10,12 @@ from tests.transfer.model.oracle import Copy
 from tests.transfer.model.owner import World
 from tests.transfer.model.process import Process
 from tests.transfer.model.values import Ref, checksum_of
-from triptych.errors import Cancelled, DeadlineExceeded, TransferFailed, TriptychError
-from triptych.journey import ClaimId, Endpoint, RequestId
+from triptych.errors import DeadlineExceeded, TransferFailed, TriptychError
+from triptych.journey import ClaimId, Endpoint
 from triptych.transfer.protocol import pulling
 from triptych.transfer.protocol.peering import PeerMachine
 from triptych.transfer.protocol.pulling import ClaimedUnits, PullActions
 
-PULL_SECONDS = 4.0
 RELEASE_TRIES = 3
 
 
@@ -34,7 +33,10 @@ class Pull:
         on_landed: Callable[[], None],
         on_failed: Callable[[type[TriptychError], str], None],
     ) -> None:
-        """job: whose pull it is; wanted: what the bytes should be, for the oracle; on_failed: nothing writes into the targets any more"""
+        """job: whose pull it is; wanted: what the bytes should be, for the oracle
+
+        on_failed: called when nothing writes into the targets any more
+        """
         self.job = job
         self.ref = ref
         self._consumer = consumer
@@ -49,11 +51,11 @@ class Pull:
         self._held = False
         self._peer: PeerMachine | None = None
         self._source: Slab | None = None
-        deadline = self._process.clock() + PULL_SECONDS
+        deadline = self._process.clock() + self._world.pull_seconds
         self.machine = self._world.planted.pull_machine(ref.claim, ref.owner, deadline, ref.checksum)
         consumer.pulls[ref.claim] = self
         consumer.keeper.keep(ref)
-        self._timer = self._process.later(PULL_SECONDS, "pull-deadline", self._event, "tick")
+        self._timer = self._process.later(self._world.pull_seconds, "pull-deadline", self._event, "tick")
         self._event("begin")
 
     def cancel(self) -> None:
@@ -214,15 +216,6 @@ class Consumer:
         self.neighbours = Neighbours(self.world, self.process)
         self.keeper = Keeper(self.world, self.process)
         self.pulls: dict[ClaimId, Pull] = {}
-        self._broken: set[RequestId | Endpoint] = set()  # calls that were cancelled, routers that are lost
-
-    def require_unbroken(self, key: RequestId, router: Endpoint) -> None:
-        """A call that arrives behind its own end, as the network may have it, is no call any more."""
-        if self._broken & {key, router}:
-            raise Cancelled("the call is cancelled")
-
-    def broken(self, who: RequestId | Endpoint) -> None:
-        self._broken.add(who)
 
     def pull_failing(self, pull: Pull, kind: type[TriptychError], reason: str) -> None:
         """The pull has failed, and its destination is held: `on_failed` follows once it is not."""

@@ -32,7 +32,7 @@ class Attempt:
     encoders: tuple[Endpoint, ...]  # by picture
     prefill: Endpoint
     decode: Endpoint
-    asked: set[Endpoint] = field(default_factory=set)
+    asked: dict[Endpoint, None] = field(default_factory=dict)
     refs: dict[int, Ref] = field(default_factory=dict)
     accepted: bool = False
     encodes: bool = False
@@ -108,7 +108,7 @@ class Router:
             else:
                 then(attempt, outcome)
 
-        attempt.asked.add(target)
+        attempt.asked[target] = None
         self.world.network.call(self.process, target, step, step, attempt.key, *args, answer=answered, seconds=seconds)
 
     def _reserved(self, attempt: Attempt, cached: int) -> None:
@@ -124,7 +124,7 @@ class Router:
         attempt.encodes = True
         for index, (encoder, picture) in enumerate(zip(attempt.encoders, attempt.prompt.pictures, strict=True)):
             then = partial(self._encoded, index)
-            self._call(attempt, encoder, "encode", then, picture, seconds=ACCEPT_SECONDS)
+            self._call(attempt, encoder, "encode", then, self.process.endpoint, picture, seconds=ACCEPT_SECONDS)
 
     def _encoded(self, index: int, attempt: Attempt, ref: Ref) -> None:
         attempt.refs[index] = ref
@@ -198,7 +198,7 @@ class Router:
             return
         self._over(attempt)
         for worker in attempt.asked:
-            self.world.network.tell(worker, "cancel", "cancel", attempt.key)
+            self.world.network.tell(self.process, worker, "cancel", "cancel", attempt.key)
         if attempt.number == 1 and self.busy:
             self._try(attempt.prompt, 2)
         else:

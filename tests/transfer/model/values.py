@@ -11,7 +11,7 @@ from tests.transfer.model.memory import UNIT_BYTES
 from triptych.journey import ClaimId, Endpoint
 from triptych.transfer.checksum import CHECKSUM_BYTES
 
-LEASE_SECONDS = 6.0
+LEASE_SECONDS = 2.0
 SWEEP_SECONDS = 0.25
 
 

@@ -8,7 +8,7 @@ from tests.transfer.model.clock import Timeline
 from tests.transfer.model.decode import Decode
 from tests.transfer.model.directory import Directory
 from tests.transfer.model.encoder import Encoder
-from tests.transfer.model.faults import Faults, Rates
+from tests.transfer.model.faults import MILD, ROUGH, SLOW, Faults, Rates
 from tests.transfer.model.network import Network
 from tests.transfer.model.oracle import Oracle
 from tests.transfer.model.owner import World
@@ -27,16 +27,22 @@ _REBIRTH_SECONDS = 2.0
 class Simulation:
     """One world; every step is followed by every question that the step may have changed the answer of."""
 
-    def __init__(self, seed: int, rates: Rates | None = None, planted: Planted | None = None) -> None:
+    def __init__(
+        self, seed: int, rates: Rates | None = None, planted: Planted | None = None, checksums: bool | None = None
+    ) -> None:
         self.seed = seed
         self.timeline = Timeline()
         self.random = Random(seed)
-        self.faults = Faults(self.random, Rates() if rates is None else rates)
+        self.faults = Faults(self.random, rates or (MILD, ROUGH, SLOW)[seed // 2 % 3])
         self.oracle = Oracle(self.timeline, LEASE_SECONDS, SWEEP_SECONDS)
         self.network = Network(self.timeline, self.random, self.faults)
         # Half of the worlds rely on generations alone; where bytes may turn on their way, only checksums can tell.
-        checksums = seed % 2 == 0
-        self.world = World(self.timeline, self.random, self.network, self.oracle, planted or Planted(), checksums)
+        checksums = seed % 2 == 0 if checksums is None else checksums
+        pull_seconds = self.random.choice((1.5, 4.0, 12.0))
+        self.world = World(
+            self.timeline, self.random, self.network, self.oracle, planted or Planted(), checksums, pull_seconds
+        )
+        self.network.checks_incarnation = self.world.planted.checks_incarnation
         self.directory = Directory(self.random)
         self.services: dict[str, Any] = {}  # by address
         self.checks = 0
@@ -48,6 +54,7 @@ class Simulation:
     def run(self, steps: int) -> None:
         while self.timeline.steps < steps:
             self.timeline.step()
+            self.oracle.require_whole()
 
     def settle(self) -> None:
         """Faults stop, clients leave, or their routers die: within a lease and a second all are idle."""
@@ -55,11 +62,11 @@ class Simulation:
         for service in self.services.values():
             service.process.device.go_on()
             service.process.resume()
-        self.timeline.run_until(self.timeline.now + Rates().longest_pause)  # nothing that was late is later
+        self.timeline.run_until(self.timeline.now + Rates().longest_pause + 1.0)  # nothing that was late is later
         routers = [service for service in self.services.values() if isinstance(service, Router)]
         for router in routers:
             router.busy = False
-            if self.seed % 3 == 0:
+            if self.seed % 5 < 2:
                 router.process.kill()
             else:
                 router.leave_all()
@@ -70,6 +77,7 @@ class Simulation:
                 self.oracle.hold(service.is_idle(), f"{service.process.name} is not idle")
                 self._check_counters(service)
         self.oracle.check_balance()
+        self.oracle.require_whole()
 
     def _check_counters(self, service: Any) -> None:
         leases = getattr(service, "leases", None)
@@ -90,6 +98,7 @@ class Simulation:
             self.directory.by_role[role][address] = endpoint
         process.after_step = lambda step: self._check(service)
         process.on_killed = lambda: self._killed(role, process)
+        process.on_isolated = lambda seconds: self.network.isolate(endpoint, seconds)
         self.services[address] = service
         self.network.listen(process, service)
 
