@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from triptych.engine.block_keys import BlockKeys
 from triptych.engine.jobs import Reserved
@@ -13,6 +13,7 @@ from triptych.errors import ClaimExpired, InvalidRecord, TransferFailed, Triptyc
 from triptych.journey import ClaimId, KVRef, Layout, RequestId, Role
 from triptych.services.decode.handover import Event, Handover
 from triptych.services.decode.streams import RouterStream
+from triptych.services.pull_pool import PullPool
 from triptych.services.site import Language, RoleWorker, Site
 from triptych.transfer.protocol.takeover import (
     DropPull,
@@ -39,7 +40,7 @@ class DecodeWorker(RoleWorker):
         self._language = language
         self._engine = language.engine
         self._block_size = site.settings.language.block_size
-        self._pulls = ThreadPoolExecutor(_PULL_THREADS, thread_name_prefix="pull-kv")
+        self._pulls = PullPool("pull-kv", _PULL_THREADS)
         self._lock = threading.Lock()
         self._handovers: dict[RequestId, Handover] = {}
         self._streams: dict[str, RouterStream] = {}
@@ -181,7 +182,7 @@ class DecodeWorker(RoleWorker):
         self._engine.check()
 
     def stop(self) -> None:
-        self._pulls.shutdown(wait=False, cancel_futures=True)
+        self._pulls.stop()
 
     # ------------------------------------------------------------------------------------------------ inside
 
@@ -245,7 +246,7 @@ class DecodeWorker(RoleWorker):
             handover.sent_tokens += ref.tokens_end - ref.tokens_begin
         # It may queue behind other pulls for longer than its lease.
         self._language.peers.keep(ref.owner, claim, ref.lease_seconds)
-        handover.pulls[claim] = self._pulls.submit(self._pull, handover, ref)
+        handover.pulls[claim] = self._pulls.submit(ref.owner, partial(self._pull, handover, ref))
 
     def _free(self, handover: Handover) -> None:
         with self._lock:

@@ -4,13 +4,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from triptych.engine.jobs import PrefillJob, Window
 from triptych.errors import InternalError, TriptychError
 from triptych.journey import BlockRef, EmbeddingRef, KVRef, RequestId, Role, Shard, Token
 from triptych.services.prefill.awaited import AwaitedRows
+from triptych.services.pull_pool import PullPool
 from triptych.services.site import KV_ARENA, Language, RoleWorker, Site
 from triptych.transfer.checksum import checksum
 from triptych.transfer.leases import Claimed
@@ -81,7 +82,7 @@ class PrefillWorker(RoleWorker):
         self._site = site
         self._language = language
         self._engine = language.engine
-        self._pulls = ThreadPoolExecutor(_PULL_THREADS, thread_name_prefix="pull-rows")
+        self._pulls = PullPool("pull-rows", _PULL_THREADS)
         self._lock = threading.Lock()
         self._calls: dict[RequestId, _Call] = {}
 
@@ -115,7 +116,7 @@ class PrefillWorker(RoleWorker):
         if call is not None:
             # It may queue behind other pulls for longer than its lease.
             self._language.peers.keep(ref.owner, ref.claim_id, ref.lease_seconds)
-            self._pulls.submit(self._pull, call, item_index, ref)
+            self._pulls.submit(ref.owner, partial(self._pull, call, item_index, ref))
 
     def export(self, call: _Call, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int) -> KVRef | None:
         """A claim on the blocks; the engine's share of them ends with it. None, and no claim, once cancelled."""
@@ -170,7 +171,7 @@ class PrefillWorker(RoleWorker):
         self._engine.check()
 
     def stop(self) -> None:
-        self._pulls.shutdown(wait=False, cancel_futures=True)
+        self._pulls.stop()
 
     def _pull(self, call: _Call, item_index: int, ref: EmbeddingRef) -> None:
         key = call.job.request_id
