@@ -171,7 +171,11 @@ class PrefillDesk:
         if self._fingerprint is None:
             return None
         root = root_key(self._fingerprint, job.cache_salt)
-        return BlockKeys(job.layout, rows, job.generated, self._scheduler.limits.block_size, root)
+        keys = BlockKeys(job.layout, rows, job.generated, self._scheduler.limits.block_size, root)
+        held = self._scheduler.reservation(job.request_id)
+        if held is not None and held.keys is not None and held.keys.equal(keys):
+            return held.keys  # computed already, on another thread
+        return keys
 
     def _announce(self, task: PrefillTask, announcement: Announcement) -> None:
         blocks = announcement.blocks
