@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -33,9 +32,6 @@ class DecodeService(DecodeServicer):
         self._door = door
         self._worker = worker
         self._faults = faults
-        # One thread, so that reservations stay in order of arrival: a long prompt has many keys, which must hold up
-        # neither the event loop nor the engine's steps.
-        self._keying = ThreadPoolExecutor(1, thread_name_prefix="block-keys")
 
     @unary
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
@@ -56,7 +52,7 @@ class DecodeService(DecodeServicer):
 
         began = time.monotonic()
         deadline = deadline_of(request.envelope)
-        keys = await loop.run_in_executor(self._keying, self._keys, request)
+        keys = await loop.run_in_executor(self._worker.keying, self._keys, request)
         try:
             self._worker.reserve(
                 request.envelope.router_id,
@@ -113,7 +109,7 @@ class DecodeService(DecodeServicer):
             self._worker.detach(router_id, stream)
 
     def _keys(self, request: pb.ReserveRequest) -> BlockKeys | None:
-        """What the prompt's beginning is found by; None where nothing is looked up. On a thread of its own."""
+        """What the prompt's beginning is found by; None where nothing is looked up. On the worker's keying thread."""
         if not (request.HasField("layout") and self._worker.finds_prefixes):
             return None
         layout = wire.layout_from_pb(request.layout)

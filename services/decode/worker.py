@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from triptych.engine.block_keys import BlockKeys
@@ -41,6 +42,9 @@ class DecodeWorker(RoleWorker):
         self._engine = language.engine
         self._block_size = site.settings.language.block_size
         self._pulls = PullPool("pull-kv", _PULL_THREADS)
+        # One thread, so that reservations stay in order of arrival: a long prompt has many keys, which must hold up
+        # neither the event loop nor the engine's steps.
+        self.keying = ThreadPoolExecutor(1, thread_name_prefix="block-keys")
         self._lock = threading.Lock()
         self._handovers: dict[RequestId, Handover] = {}
         self._streams: dict[str, RouterStream] = {}
@@ -183,6 +187,7 @@ class DecodeWorker(RoleWorker):
 
     def stop(self) -> None:
         self._pulls.stop()
+        self.keying.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------------------------------------------ inside
 
