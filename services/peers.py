@@ -160,6 +160,7 @@ def arena_to_pb(info: ArenaInfo) -> pb.Arena:
         num_units=info.num_units,
         probe=info.probe,
         rank=info.rank,
+        no_cuda_ipc=info.no_cuda_ipc,
     )
     if info.shm is not None:
         message.shm.CopyFrom(pb.SharedMemory(host_id=info.shm.host_id, pid=info.shm.pid, fd=info.shm.fd))
@@ -199,6 +200,7 @@ def arena_from_pb(message: pb.Arena) -> ArenaInfo:
         num_units=message.num_units,
         probe=message.probe,
         rank=message.rank,
+        no_cuda_ipc=message.no_cuda_ipc,
         shm=ShmInfo(shm.host_id, shm.pid, shm.fd) if message.HasField("shm") else None,
         cuda_ipc=CudaIpcInfo(ipc.memory_handle, tuple(ipc.event_handles), ipc.device_uuid, ipc.event_words_offset)
         if message.HasField("cuda_ipc")

@@ -1,10 +1,9 @@
 """Writes triptych/pb from proto/*.proto: python tools/generate_proto.py [OUTPUT_FOLDER]."""
 
+import importlib.util
+import subprocess
 import sys
 from pathlib import Path
-
-import grpc_tools
-from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -12,9 +11,13 @@ ROOT = Path(__file__).resolve().parent.parent
 def generate(output: Path) -> None:
     """Compile every .proto under the virtual path triptych/pb, so that the generated imports are right unpatched."""
     protos = [f"triptych/pb/{path.name}" for path in sorted((ROOT / "proto").glob("*.proto"))]
-    well_known = Path(grpc_tools.__file__).parent / "_proto"
+    # In a process of its own: the compiler and NIXL bring a protobuf library each, and die of it in one process.
+    found = importlib.util.find_spec("grpc_tools")
+    if found is None or found.origin is None:
+        raise SystemExit("grpcio-tools is not installed: pip install -e '.[dev]'")
+    well_known = Path(found.origin).parent / "_proto"
     arguments = [
-        "protoc",
+        *(sys.executable, "-m", "grpc_tools.protoc"),
         f"--proto_path=triptych/pb={ROOT / 'proto'}",
         f"--proto_path={well_known}",
         f"--python_out={output}",
@@ -22,7 +25,7 @@ def generate(output: Path) -> None:
         f"--grpc_python_out={output}",
         *protos,
     ]
-    if protoc.main(arguments) != 0:
+    if subprocess.run(arguments, check=False).returncode != 0:
         raise SystemExit("protoc failed")
 
 

@@ -44,7 +44,7 @@ class SharedMemory(_message.Message):
     def __init__(self, host_id: _Optional[str] = ..., pid: _Optional[int] = ..., fd: _Optional[int] = ...) -> None: ...
 
 class Arena(_message.Message):
-    __slots__ = ("id", "kind", "num_bytes", "words_offset", "data_offset", "unit_bytes", "num_units", "probe", "shm", "cuda_ipc", "rank", "nixl")
+    __slots__ = ("id", "kind", "num_bytes", "words_offset", "data_offset", "unit_bytes", "num_units", "probe", "shm", "cuda_ipc", "rank", "nixl", "no_cuda_ipc")
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class Arena(_message.Message):
     CUDA_IPC_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NIXL_FIELD_NUMBER: _ClassVar[int]
+    NO_CUDA_IPC_FIELD_NUMBER: _ClassVar[int]
     id: int
     kind: str
     num_bytes: int
@@ -69,7 +70,8 @@ class Arena(_message.Message):
     cuda_ipc: CudaIpc
     rank: int
     nixl: Nixl
-    def __init__(self, id: _Optional[int] = ..., kind: _Optional[str] = ..., num_bytes: _Optional[int] = ..., words_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., num_units: _Optional[int] = ..., probe: _Optional[bytes] = ..., shm: _Optional[_Union[SharedMemory, _Mapping]] = ..., cuda_ipc: _Optional[_Union[CudaIpc, _Mapping]] = ..., rank: _Optional[int] = ..., nixl: _Optional[_Union[Nixl, _Mapping]] = ...) -> None: ...
+    no_cuda_ipc: str
+    def __init__(self, id: _Optional[int] = ..., kind: _Optional[str] = ..., num_bytes: _Optional[int] = ..., words_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., num_units: _Optional[int] = ..., probe: _Optional[bytes] = ..., shm: _Optional[_Union[SharedMemory, _Mapping]] = ..., cuda_ipc: _Optional[_Union[CudaIpc, _Mapping]] = ..., rank: _Optional[int] = ..., nixl: _Optional[_Union[Nixl, _Mapping]] = ..., no_cuda_ipc: _Optional[str] = ...) -> None: ...
 
 class KVFormat(_message.Message):
     __slots__ = ("layers", "block_size", "heads", "head_size", "dtype", "first_head", "total_heads")

@@ -85,6 +85,7 @@ class ArenaInfo:
     cuda_ipc: CudaIpcInfo | None = None
     rank: int = 0
     nixl: NixlInfo | None = None
+    no_cuda_ipc: str = ""  # why a slab in GPU memory has no cuda_ipc
 
     def __post_init__(self) -> None:
         if self.unit_bytes <= 0 or self.num_units <= 0:

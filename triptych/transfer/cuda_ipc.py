@@ -54,14 +54,17 @@ def open_cuda_ipc(info: ArenaInfo, device: torch.device) -> CudaIpcMapping:
     """Raises TransferFailed with the reason why this arena cannot be read through CUDA IPC."""
     handles = info.cuda_ipc
     if handles is None:
-        raise TransferFailed("the arena is not in GPU memory")
+        raise TransferFailed(info.no_cuda_ipc or "the arena is not in GPU memory")
     if device.type != "cuda":
         raise TransferFailed(f"the arena is in GPU memory, the reader on {device}")
     home = device_by_uuid(handles.device_uuid)
     if home is None:
         raise TransferFailed(f"the owner's GPU {handles.device_uuid} is not visible to this process")
     whole = open_memory(home, handles.memory_handle, info.num_bytes).tensor()
-    mismatch = probe_mismatch(info, _first_bytes(whole, len(info.probe)))
+    try:
+        mismatch = probe_mismatch(info, _first_bytes(whole, len(info.probe)))
+    except RuntimeError as error:  # mapped, and not to be read
+        raise TransferFailed(f"reading the owner's GPU memory failed: {error}") from error
     if mismatch:
         raise TransferFailed(mismatch)
     return CudaIpcMapping(info, whole, _open_events(handles, home))

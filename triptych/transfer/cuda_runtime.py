@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 _ALLOCATION_STEP_BYTES = 2 << 20
 
 
+class BindingsMissing(TransferFailed):
+    """The optional package that allocates and shares plain GPU memory is not installed."""
+
+
 class DeviceMemory:
     """Bytes on a GPU, given back once no tensor over them is left. At interpreter exit the driver takes them."""
 
@@ -48,7 +52,7 @@ class DeviceMemory:
 def allocate(device: torch.device, num_bytes: int) -> DeviceMemory:
     """Fresh memory outside torch's caching allocator, whose segments cannot always be exported. Not cleared.
 
-    Raises TransferFailed when there is not enough.
+    Raises TransferFailed when there is not enough, BindingsMissing where there is no way to ask for it.
     """
     whole = -(-num_bytes // _ALLOCATION_STEP_BYTES) * _ALLOCATION_STEP_BYTES
     with _on(device) as runtime:
@@ -106,7 +110,7 @@ def _runtime() -> Any:
     try:
         return importlib.import_module("cuda.bindings.runtime")
     except ImportError as error:
-        raise TransferFailed(f"GPU memory cannot be shared without cuda.bindings: {error}") from error
+        raise BindingsMissing(f"GPU memory cannot be shared without cuda.bindings: {error}") from error
 
 
 def _checked(what: str, result: tuple[Any, ...]) -> tuple[Any, ...]:

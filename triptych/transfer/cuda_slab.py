@@ -1,5 +1,6 @@
 """A slab in GPU memory: plain device memory and a ring of events, each exported once. The owner's side."""
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -12,7 +13,9 @@ from torch import Tensor
 from triptych.errors import TransferFailed
 from triptych.transfer.arena import PAGE_BYTES, ArenaInfo, CudaIpcInfo, check_stamp, new_arena
 from triptych.transfer.cuda_events import export_event, has_completed, new_event, new_shared_event, new_stream
-from triptych.transfer.cuda_runtime import allocate, device_uuid, export_memory
+from triptych.transfer.cuda_runtime import BindingsMissing, DeviceMemory, allocate, device_uuid, export_memory
+
+log = logging.getLogger(__name__)
 
 _NUM_EVENTS = 256
 _UNITS_PER_STAMP = 2048
@@ -23,26 +26,26 @@ class CudaSlab:
     """Owner's side of a slab on one GPU. Its memory lasts as long as any tensor over it does."""
 
     def __init__(self, kind: str, arena_id: int, unit_bytes: int, num_units: int, device: torch.device) -> None:
-        """Raises TransferFailed when it cannot be allocated or exported, InvalidRecord for sizes that cannot be."""
+        """Raises TransferFailed when it cannot be allocated, InvalidRecord for sizes that cannot be.
+
+        Where CUDA IPC is refused, the slab is made all the same: neighbours are told why, and may reach it otherwise.
+        """
         plan = new_arena(kind, arena_id, unit_bytes, num_units)
         events_offset = plan.num_bytes
         plan = replace(plan, num_bytes=events_offset + PAGE_BYTES)
         self.device = device
         self.unit_bytes = unit_bytes
         self.num_units = num_units
-        memory = allocate(device, plan.num_bytes)
-        whole = memory.tensor()
+        whole, memory = _allocate(device, plan.num_bytes)
         self.words = whole[plan.words_offset : plan.words_offset + 8 * num_units].view(torch.int64)
         self.data = whole[plan.data_offset : plan.data_offset + plan.data_bytes]
         self._event_words = whole[events_offset : events_offset + 8 * _NUM_EVENTS].view(torch.int64)
         _clear(whole, plan.probe)
         self._events = tuple(new_shared_event() for _ in range(_NUM_EVENTS))
-        self._info = replace(
-            plan,
-            cuda_ipc=CudaIpcInfo(
-                export_memory(memory), _export(self._events, device), device_uuid(device), events_offset
-            ),
-        )
+        exported, reason = export(memory, self._events, device, events_offset)
+        if exported is None:
+            log.warning("%s arena %d cannot be reached by CUDA IPC: %s", kind, arena_id, reason)
+        self._info = replace(plan, cuda_ipc=exported, no_cuda_ipc=reason)
         self._lock = threading.Lock()
         self._num_events = 0  # recorded so far
         self._uploads = _Uploads(device)
@@ -132,9 +135,32 @@ class _Uploads:
         self._uploads.append(upload)
 
 
-def _export(events: Sequence[torch.cuda.Event], device: torch.device) -> tuple[bytes, ...]:
-    with torch.cuda.device(device):
-        return tuple(export_event(event) for event in events)
+def export(
+    memory: DeviceMemory | None, events: Sequence[torch.cuda.Event], device: torch.device, event_words_offset: int
+) -> tuple[CudaIpcInfo | None, str]:
+    """How others open the memory and its events, or why they cannot. memory: None where it is not plain memory"""
+    try:
+        if memory is None:
+            raise TransferFailed("the owner's memory is torch's: without cuda.bindings none can be exported")
+        handle = export_memory(memory)
+        with torch.cuda.device(device):
+            handles = tuple(export_event(event) for event in events)
+    except (TransferFailed, RuntimeError) as error:
+        return None, str(error)
+    return CudaIpcInfo(handle, handles, device_uuid(device), event_words_offset), ""
+
+
+def _allocate(device: torch.device, num_bytes: int) -> tuple[Tensor, DeviceMemory | None]:
+    """[num_bytes] uint8, not cleared, and what can be exported of it. Raises TransferFailed for want of memory."""
+    try:
+        memory = allocate(device, num_bytes)
+    except BindingsMissing:
+        try:
+            with torch.inference_mode(False):
+                return torch.empty(num_bytes, dtype=torch.uint8, device=device), None
+        except torch.OutOfMemoryError as error:
+            raise TransferFailed(f"allocating {num_bytes} bytes on {device} failed: {error}") from error
+    return memory.tensor(), memory
 
 
 def _clear(whole: Tensor, probe: bytes) -> None:
