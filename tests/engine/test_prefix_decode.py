@@ -146,6 +146,16 @@ def test_cached_blocks_go_when_room_is_needed_the_ends_of_prompts_first() -> Non
     assert again.num_cached_blocks == 2
 
 
+def test_room_for_the_rest_of_a_request_is_not_made_of_what_it_has_found() -> None:
+    books = scheduler(num_blocks=8)
+    first = answer(books, 0, [text(16)])
+    answer(books, 1, [text(16, first=300)])
+    again = ask(2, [text(17)])
+    assert grant(books, again) == [again]
+    assert again.blocks[: again.num_cached_blocks] == first.blocks[: again.num_cached_blocks]
+    assert again.num_cached_blocks > 0
+
+
 def test_of_equal_requests_at_once_the_one_that_lands_first_is_found() -> None:
     books = scheduler()
     first, second = ask(0, [text(18)]), ask(1, [text(18)])
