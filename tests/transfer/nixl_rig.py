@@ -2,8 +2,10 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,7 +124,16 @@ class NixlOwner(Neighbour):
         return Prepared(self.arenas[1], answer) if answer is not None else None
 
     def stand_still(self) -> None:
+        """Returns once every thread has stopped: until then its agent may still serve."""
         os.kill(self.process.pid or 0, signal.SIGSTOP)
+        end = time.monotonic() + 10
+        while any(state != "T" for state in self._states()):
+            assert time.monotonic() < end, "it did not stop"
+            time.sleep(0.01)
+
+    def _states(self) -> list[str]:
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks]
 
     def go_on(self) -> None:
         os.kill(self.process.pid or 0, signal.SIGCONT)

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import triptych
-from tests.transfer.neighbours import OWNER, blocks_ref, rows_ref, shared_counters
+from tests.transfer.neighbours import CPU, OWNER, blocks_ref, rows_ref, shared_counters
 from tests.transfer.nixl_rig import TCP, NixlOwner, reading
 from triptych.errors import ClaimExpired, TransferFailed
 from triptych.journey import Endpoint
+from triptych.transfer.landing import Windows
 from triptych.transfer.nixl_start import start_nixl
 
 pytest.importorskip("nixl_cu13")
@@ -133,6 +134,7 @@ def test_an_owner_that_stands_still_holds_a_window_but_never_the_destination() -
         with pytest.raises(TransferFailed, match="overdue"):
             reader.read_blocks(blocks_ref([(unit, 5) for unit in range(4)]), into, range(4))
         assert not reader.still_writing(into)
+        into.fill_(9)  # somebody else's by now
         assert reader._nixl is not None
         assert reader._nixl.num_lost_windows() == 1
         reader.forget(OWNER)
@@ -140,7 +142,32 @@ def test_an_owner_that_stands_still_holds_a_window_but_never_the_destination() -
             reader.read_blocks(blocks_ref([(2, 5)], owner=OTHER), torch.zeros_like(into), [0])
         stopped.go_on()
         _wait_for(lambda: reader._nixl is not None and reader._nixl.num_lost_windows() == 0)
-        assert not into.any()
+        assert (into == 9).all()
+
+
+def test_one_owner_never_has_more_than_half_of_the_windows() -> None:
+    four = replace(TCP, nixl_windows=4, nixl_window_bytes=4096)
+    agent = start_nixl(four)
+    assert agent is not None
+    windows = Windows(agent, CPU, four)
+    soon = time.monotonic() + 0.05
+    mine = [windows.take("mine", soon) for _ in range(2)]
+    with pytest.raises(TransferFailed, match="2 are the owner's"):
+        windows.take("mine", soon)
+    theirs = [windows.take("theirs", soon) for _ in range(2)]
+    with pytest.raises(TransferFailed, match="no window is free"):
+        windows.take("another", soon)
+    assert len({window.data.data_ptr() for window in mine + theirs}) == 4
+    over = False
+    windows.lose(mine.pop(), "mine", lambda: over)
+    windows.give_back(mine.pop(), "mine")
+    windows.take("mine", soon)
+    with pytest.raises(TransferFailed, match="1 wait for lost reads to end"):
+        windows.take("mine", soon)
+    over = True
+    windows.take("mine", soon)
+    assert windows.num_lost() == 0
+    agent.close()
 
 
 def test_a_killed_owner_ends_a_read_that_it_held() -> None:

@@ -6,6 +6,7 @@ So reads land in windows of their own, never in landing rows or KV blocks: a los
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -48,31 +49,36 @@ class Windows:
         agent.register(memory)
         self._changed = threading.Condition()
         self._free = [_window(memory[begin : begin + step]) for begin in range(0, memory.numel(), step)]
-        self._lost: list[tuple[Window, Callable[[], bool]]] = []
+        self._lost: list[tuple[Window, str, Callable[[], bool]]] = []
+        self._held: Counter[str] = Counter()  # by owner, lost ones too
+        self._most_of_one = max(1, settings.nixl_windows // 2)
 
-    def take(self, deadline: float) -> Window:
-        """A window of nobody else's; give it back, or lose it. Raises TransferFailed when none is free in time."""
+    def take(self, owner: str, deadline: float) -> Window:
+        """A window of nobody else's, for reads of one owner; give it back, or lose it.
+
+        Raises TransferFailed when there is none in time. An owner never has more than half of them: one that stands
+        still leaves the others some.
+        """
         with self._changed:
-            while not self._free:
-                self._recover()
+            while not self._may_take(owner):
                 left = deadline - time.monotonic()
-                if self._free:
-                    break
                 if left <= 0:
-                    raise TransferFailed(f"no window is free for a read; {len(self._lost)} wait for lost reads to end")
+                    lost = f"{len(self._lost)} wait for lost reads to end"
+                    raise TransferFailed(f"no window is free for a read, {self._held[owner]} are the owner's; {lost}")
                 self._changed.wait(min(left, _RECHECK_SECONDS) if self._lost else left)
+            self._held[owner] += 1
             return self._free.pop()
 
-    def give_back(self, window: Window) -> None:
+    def give_back(self, window: Window, owner: str) -> None:
         with self._changed:
-            self._free.append(window)
-            self._changed.notify()
+            self._take_back(window, owner)
+            self._changed.notify_all()
 
-    def lose(self, window: Window, ended: Callable[[], bool]) -> None:
+    def lose(self, window: Window, owner: str, ended: Callable[[], bool]) -> None:
         """The window comes back by itself once `ended` says that nothing touches it any more."""
         with self._changed:
-            self._lost.append((window, ended))
-            self._changed.notify()
+            self._lost.append((window, owner, ended))
+            self._changed.notify_all()
 
     def num_lost(self) -> int:
         """Windows that lost reads still hold."""
@@ -80,10 +86,21 @@ class Windows:
             self._recover()
             return len(self._lost)
 
+    def _may_take(self, owner: str) -> bool:
+        self._recover()
+        return bool(self._free) and self._held[owner] < self._most_of_one
+
     def _recover(self) -> None:
-        back = [entry for entry in self._lost if entry[1]()]
+        back = [entry for entry in self._lost if entry[2]()]
         self._lost = [entry for entry in self._lost if entry not in back]
-        self._free.extend(window for window, _ in back)
+        for window, owner, _ in back:
+            self._take_back(window, owner)
+
+    def _take_back(self, window: Window, owner: str) -> None:
+        self._free.append(window)
+        self._held[owner] -= 1
+        if not self._held[owner]:
+            del self._held[owner]
 
 
 def _window(memory: Tensor) -> Window:

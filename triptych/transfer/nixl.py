@@ -78,10 +78,10 @@ class NixlCopier:
         """
         if info.nixl is None:
             raise TransferFailed("the owner has no NIXL agent")
-        deadline = time.monotonic() + _PROBE_SECONDS
+        deadline = time.monotonic() + min(_PROBE_SECONDS, self._settings.copy_timeout_seconds)
         mapping = NixlMapping(info, info.nixl, self._device, self._agent, prepare)
         try:
-            with self._passage(deadline) as passage:
+            with self._passage(info.nixl.agent, deadline) as passage:
                 mismatch = probe_mismatch(info, passage.first_bytes(info, len(info.probe)))
             if mismatch:
                 raise TransferFailed(mismatch)
@@ -92,8 +92,9 @@ class NixlCopier:
 
     def copy(self, pull: Pull, deadline: float) -> Int64Array:
         """As `Copier.copy`. A read that is overdue goes on into a window: the destination is untouched then."""
-        prepared = self._prepare(pull, deadline)
-        with self._passage(deadline) as passage:
+        source = _source_of(pull)
+        prepared = self._prepare(pull, source, deadline)
+        with self._passage(source.nixl.agent, deadline) as passage:
             if prepared is not None:
                 return _copy_packed(pull, prepared, passage)
             passage.bring(pull, data_parts(pull, passage.part_bytes), pull.source.info, 0)
@@ -106,11 +107,8 @@ class NixlCopier:
         """Windows held by reads that were given up and have not ended."""
         return sum(windows.num_lost() for windows in self._windows.values().values())
 
-    def _prepare(self, pull: Pull, deadline: float) -> Prepared | None:
+    def _prepare(self, pull: Pull, source: NixlMapping, deadline: float) -> Prepared | None:
         """Where the owner packed the claim; None to read it where it lies, behind its event."""
-        source = pull.source
-        if not isinstance(source, NixlMapping):
-            raise TransferFailed(f"an arena reached by {source.transport} is not read over NIXL")
         # Pieces cost the host a tenth of what they cost a GPU, and asking costs as much as some of them.
         limit = self._settings.nixl_pack_below_bytes
         pack = pull.alone and scattered(pull, limit if source.nixl.vram else limit // _HOST_PIECES_ARE_CHEAPER)
@@ -122,9 +120,15 @@ class NixlCopier:
             return None
         return source.prepare(ClaimId(pull.claim), pack, deadline)
 
-    def _passage(self, deadline: float) -> Passage:
+    def _passage(self, owner: str, deadline: float) -> Passage:
         make = lambda: Windows(self._agent, self._device, self._settings)  # noqa: E731
-        return Passage(self._agent, self._copier, self._windows.get("windows", make, deadline), deadline)
+        return Passage(self._agent, self._copier, self._windows.get("windows", make, deadline), owner, deadline)
+
+
+def _source_of(pull: Pull) -> NixlMapping:
+    if not isinstance(pull.source, NixlMapping):
+        raise TransferFailed(f"an arena reached by {pull.source.transport} is not read over NIXL")
+    return pull.source
 
 
 def _copy_packed(pull: Pull, prepared: Prepared, passage: Passage) -> Int64Array:

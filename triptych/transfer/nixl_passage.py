@@ -28,13 +28,14 @@ class Passage:
     read into, what came into the other one is copied on.
     """
 
-    def __init__(self, agent: NixlAgent, copier: Copier, windows: Windows, deadline: float) -> None:
+    def __init__(self, agent: NixlAgent, copier: Copier, windows: Windows, owner: str, deadline: float) -> None:
         """Raises TransferFailed when no window is free in time; everything else is due by then too."""
         self._agent = agent
         self._copier = copier
         self._windows = windows
         self._deadline = deadline
-        self._window = windows.take(deadline)
+        self._owner = owner
+        self._window = windows.take(owner, deadline)
         self._running: list[Callable[[], bool]] = []
         self.part_bytes = windows.window_bytes // 2 // PAGE_BYTES * PAGE_BYTES
         self._halves = (self._window.data[: self.part_bytes], self._window.data[self.part_bytes :][: self.part_bytes])
@@ -44,9 +45,9 @@ class Passage:
 
     def __exit__(self, *exception: object) -> None:
         if self._ended():
-            self._windows.give_back(self._window)
+            self._windows.give_back(self._window, self._owner)
         else:
-            self._windows.lose(self._window, self._ended)
+            self._windows.lose(self._window, self._owner, self._ended)
 
     def bring(self, pull: Pull, parts: Iterator[Part], source: ArenaInfo, offset: int) -> None:
         """All parts of a pull, read from an arena's data beyond an offset, into its destination."""
