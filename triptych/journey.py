@@ -381,7 +381,8 @@ MOVES: Mapping[Stage, tuple[Stage, ...]] = {
     Stage.RESERVING: (Stage.ENCODING, Stage.PREFILLING, *_ENDS),
     Stage.ENCODING: (Stage.PREFILLING, Stage.RESERVING, *_ENDS),
     Stage.PREFILLING: (Stage.HANDING_OVER, Stage.RESERVING, Stage.FINISHED, *_ENDS),
-    Stage.HANDING_OVER: (Stage.DECODING, Stage.RESERVING, *_ENDS),
+    # Finished from here: the last token was out before a prefill worker that is lost had ended its call.
+    Stage.HANDING_OVER: (Stage.DECODING, Stage.RESERVING, Stage.FINISHED, *_ENDS),
     Stage.DECODING: (Stage.FINISHED, Stage.RESERVING, *_ENDS),
     Stage.FINISHED: (),
     Stage.FAILED: (),

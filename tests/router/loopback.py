@@ -58,6 +58,7 @@ class LoopbackWorker:
     fail_encode: list[TriptychError] = field(default_factory=list)  # one per Encode call
     fail_item: dict[int, TriptychError] = field(default_factory=dict)
     fail_prefill: list[TriptychError] = field(default_factory=list)  # one per Prefill call, after it was accepted
+    fail_prefill_late: list[TriptychError] = field(default_factory=list)  # one per Prefill call, behind its tokens
     window_items: int = 0  # items per window at prefill; 0: all in one
     cached_items: int = 0  # of every prompt, the first ones: up to the end of the last, KV is there already
     grant_wrongly: list[prefill_pb2.Accepted] = field(default_factory=list)  # in place of the windows, one call
@@ -67,6 +68,7 @@ class LoopbackWorker:
     reserves: list[decode_pb2.ReserveRequest] = field(default_factory=list)
     kv_begins: list[int] = field(default_factory=list)  # of every Prefill call
     window_gate: asyncio.Event = field(default_factory=asyncio.Event)  # closed: no window but the first is granted
+    late_gate: asyncio.Event = field(default_factory=asyncio.Event)  # what fails late waits for it
     fail_decode_at: dict[int, TriptychError] = field(default_factory=dict)  # by position, once
     skip_position: int = -1  # a token that gets lost
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # closed: reserve, prefill and encode wait

@@ -56,6 +56,9 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
             yield prefill_pb2.PrefillReply(kv=wire.kv_ref_to_pb(self._kv_ref(start.kv_begin, total)))
         tokens = [self._first(start, branch, len(generated)) for branch in range(start.branches)]
         yield prefill_pb2.PrefillReply(first=prefill_pb2.FirstTokens(tokens=tokens, cached_tokens=cached_tokens))
+        if worker.fail_prefill_late:
+            await worker.late_gate.wait()
+            await refuse(context, worker.fail_prefill_late.pop(0))
 
     def _grants(self, layout: Layout) -> list[tuple[Sequence[Item], prefill_pb2.Accepted]]:
         """Every window of the prompt with what is said of it; no rows are awaited for what is granted wrongly."""

@@ -10,7 +10,7 @@ import pytest
 
 from tests.router.loopback_prefill import token_id
 from tests.router.serving import PICTURES, Served, chat_body, chunks, image, picture, serving, tiers, until
-from triptych.errors import ClaimExpired, InvalidMedia, LayoutMismatch, TransferFailed
+from triptych.errors import ClaimExpired, InvalidMedia, LayoutMismatch, TransferFailed, WorkerLost
 from triptych.models.card import ModelCard
 
 pytestmark = pytest.mark.anyio
@@ -204,6 +204,17 @@ async def test_a_prefill_that_fails_before_any_token_is_done_again_elsewhere(car
         assert await served.ids([picture(), TEXT], max_tokens=4) == expected(4)
         assert first.log[0] == "prefill attempt 0 after 0"
         assert second.log[0] == "prefill attempt 1 after 0"
+
+
+async def test_a_prefill_worker_lost_once_all_tokens_are_out_costs_nothing(card: ModelCard) -> None:
+    encoder, prefill, decode = tiers(card, "e", "p", "d")
+    prefill.fail_prefill_late = [WorkerLost("gone")]
+    async with serving(card, [encoder, prefill, decode]) as served:
+        answer = asyncio.create_task(served.ids([picture(), TEXT], max_tokens=4))
+        await until(lambda: any(entry.startswith("decode") for entry in decode.log))
+        await asyncio.sleep(0.2)  # until the last token is out
+        prefill.late_gate.set()
+        assert await answer == expected(4)
 
 
 @pytest.mark.parametrize("error", [TransferFailed("torn"), None])
