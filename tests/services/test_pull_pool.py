@@ -1,7 +1,7 @@
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import wait
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
 
 import pytest
 
@@ -19,6 +19,13 @@ def pool() -> Iterator[PullPool]:
     pool.stop()
 
 
+def _until_three_run(futures: Sequence[Future[None]]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while sum(future.running() for future in futures) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_work_runs_side_by_side_on_as_many_threads_as_there_are(pool: PullPool) -> None:
     together = threading.Barrier(4)
     futures = [pool.submit(owner, lambda: together.wait(SECONDS) and None) for owner in (NEAR, NEAR, FAR, FAR)]
@@ -30,10 +37,7 @@ def test_work_runs_side_by_side_on_as_many_threads_as_there_are(pool: PullPool) 
 def test_an_owner_that_hangs_leaves_a_thread_to_the_others(pool: PullPool) -> None:
     release = threading.Event()
     hanging = [pool.submit(FAR, lambda: release.wait(SECONDS) and None) for _ in range(8)]
-    deadline = time.monotonic() + SECONDS
-    while sum(future.running() for future in hanging) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    _until_three_run(hanging)
     pool.submit(NEAR, lambda: None).result(SECONDS)
     assert sum(future.running() for future in hanging) == 3
     release.set()
@@ -66,6 +70,7 @@ def test_an_error_is_the_futures_and_the_thread_goes_on(pool: PullPool) -> None:
 def test_what_waits_can_be_cancelled_and_stopping_cancels_it_all(pool: PullPool) -> None:
     release, ran = threading.Event(), list[str]()
     running = [pool.submit(FAR, lambda: release.wait(SECONDS) and None) for _ in range(3)]
+    _until_three_run(running)
     dropped = pool.submit(FAR, lambda: ran.append("dropped"))
     assert dropped.cancel()
     left = pool.submit(FAR, lambda: ran.append("left"))
