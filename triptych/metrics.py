@@ -72,6 +72,7 @@ WORKER_GAUGES = (
     Metric("encoder_encode_seconds_total", "gauge", "Seconds the device loop spent on batches"),
     Metric("encoder_arena_bytes", "gauge", "Size of the embedding arena"),
     Metric("encoder_arena_free_bytes", "gauge", "Arena bytes neither claimed nor cached"),
+    Metric("encoder_arena_largest_free_bytes", "gauge", "The longest run of them: what an item without evictions gets"),
     Metric("encoder_arena_fragmentation_ratio", "gauge", "Share of the free bytes outside the longest free run"),
     Metric("encoder_claims", "gauge", "Claims on embedding rows, of requests that wait or may read"),
     Metric("encoder_cached_items", "gauge", "Items whose rows are ready in the arena"),

@@ -191,6 +191,7 @@ class EncoderLedger:
             "encoder_prepared_tokens": self._tokens_ahead,
             "encoder_waiting_jobs": flights.num_waiters,
             "encoder_arena_free_bytes": store.free_bytes,
+            "encoder_arena_largest_free_bytes": store.extents.largest_free * store.unit_bytes,
             "encoder_arena_fragmentation_ratio": store.extents.fragmentation,
             "encoder_cached_items": store.num_ready,
             "encoder_claims": store.num_claims,

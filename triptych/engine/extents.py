@@ -1,14 +1,14 @@
 """Contiguous runs of units in one slab: what is free, what is taken."""
 
-from bisect import bisect_left, insort
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from triptych.engine.free_sizes import FreeSizes
 from triptych.errors import InvariantViolation
 
 
 class Extents:
-    """Allocator of contiguous unit ranges: best fit, neighbours coalesced at release.
+    """Allocator of contiguous unit ranges: best fit, neighbours coalesced at release, either in constant time.
 
     Knows numbers only; what a unit is (bytes of a slab) is the owner's business. Not thread-safe.
     """
@@ -21,7 +21,8 @@ class Extents:
         self._taken: dict[int, int] = {}  # start -> units
         self._free: dict[int, int] = {0: num_units}  # start -> units
         self._free_start_by_end: dict[int, int] = {num_units: 0}
-        self._by_size: list[tuple[int, int]] = [(num_units, 0)]  # (units, start) of every free range, ascending
+        self._sizes = FreeSizes(num_units)
+        self._sizes.add(num_units, 0)
 
     @property
     def taken(self) -> Mapping[int, int]:
@@ -31,7 +32,7 @@ class Extents:
     @property
     def largest_free(self) -> int:
         """Units of the longest free range."""
-        return self._by_size[-1][0] if self._by_size else 0
+        return self._sizes.largest
 
     @property
     def fragmentation(self) -> float:
@@ -42,10 +43,10 @@ class Extents:
         """First unit of the tightest free range that holds `units`; None when no range does."""
         if units <= 0:
             raise ValueError(f"cannot reserve {units} units, expected at least 1")
-        place = bisect_left(self._by_size, (units, 0))
-        if place == len(self._by_size):
+        found = self._sizes.tightest(units)
+        if found is None:
             return None
-        size, start = self._by_size[place]
+        size, start = found
         self._drop_free(start, size)
         if size > units:
             self._add_free(start + units, size - units)
@@ -91,19 +92,26 @@ class Extents:
             position, was_free = start + units, is_free
         if position != self.num_units:
             raise InvariantViolation(f"ranges cover {position} units of {self.num_units}")
-        if self._by_size != sorted((units, start) for start, units in self._free.items()):
-            raise InvariantViolation("the size index and the free ranges differ")
+        self._check_sizes()
         if self._free_start_by_end != {start + units: start for start, units in self._free.items()}:
             raise InvariantViolation("the end index and the free ranges differ")
         if self.num_free_units != sum(self._free.values()):
             raise InvariantViolation(f"{self.num_free_units} units counted free, {sum(self._free.values())} are")
 
+    def _check_sizes(self) -> None:
+        if self._sizes.items() != sorted((units, start) for start, units in self._free.items()):
+            raise InvariantViolation("the size index and the free ranges differ")
+        try:
+            self._sizes.check()
+        except ValueError as error:
+            raise InvariantViolation(str(error)) from error
+
     def _add_free(self, start: int, units: int) -> None:
         self._free[start] = units
         self._free_start_by_end[start + units] = start
-        insort(self._by_size, (units, start))
+        self._sizes.add(units, start)
 
     def _drop_free(self, start: int, units: int) -> None:
         del self._free[start]
         del self._free_start_by_end[start + units]
-        del self._by_size[bisect_left(self._by_size, (units, start))]
+        self._sizes.drop(units, start)
