@@ -21,6 +21,7 @@ class Rates:
     lose: float = 0.005  # a copy fails with an error
     linger: float = 0.03  # a copy rests in the middle, up to `longest_pause`
     stall: float = 0.0003  # a device does nothing for a while, but for copies that are under way
+    dawdle: float = 0.0  # a kernel takes up to 0.3 s
     kill: float = 0.0004
     pause: float = 0.0006
     leave: float = 0.08  # a client goes away
@@ -31,7 +32,7 @@ class Rates:
 MILD = Rates()
 ROUGH = Rates(leave=0.3, straggle=0.1, linger=0.15, isolate=0.0008, delay=0.03, reorder=0.08, kill=0.001, corrupt=0.02)
 # Claims end under readers who notice nothing: stopped, cut off, or with a copy that takes longer than its lease.
-SLOW = Rates(drop=0.002, straggle=0.25, linger=0.3, pause=0.001, isolate=0.002, kill=0.0002, leave=0.4)
+SLOW = Rates(drop=0.002, dawdle=0.1, straggle=0.5, linger=0.15, pause=0.0004, isolate=0.0004, kill=0.0002, leave=0.05)
 NONE = Rates(**dict.fromkeys(Rates.__slots__, 0.0))
 
 

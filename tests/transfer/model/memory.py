@@ -56,8 +56,12 @@ class Device:
     def _later(self, run: Callable[[], None]) -> None:
         now = self._timeline.now
         if self._faults.strikes("stall", "device"):
-            self._stalled_until = now + self._faults.pause_seconds()
-        self._timeline.after(max(0.0, self._stalled_until - now) + self._random.uniform(0.0002, 0.006), run)
+            self.stall(self._faults.pause_seconds())
+        longest = 0.3 if self._faults.strikes("dawdle", "device") else 0.006
+        self._timeline.after(max(0.0, self._stalled_until - now) + self._random.uniform(0.0002, longest), run)
+
+    def stall(self, seconds: float) -> None:
+        self._stalled_until = self._timeline.now + seconds
 
     def go_on(self) -> None:
         """What waits for a device that has stalled still waits as long."""

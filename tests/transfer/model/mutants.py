@@ -9,7 +9,14 @@ from triptych.engine.store_entry import Acquired, Entry, ItemKey
 from triptych.journey import ClaimId, Endpoint, RequestId
 from triptych.transfer.leases import LeaseTable, OnEnd
 from triptych.transfer.protocol.peering import CloseArenas, Neighbourhood, PeerActions, PeerMachine
-from triptych.transfer.protocol.pulling import ClaimedUnits, PullActions, PullMachine, Release, StartCopy
+from triptych.transfer.protocol.pulling import (
+    ClaimedUnits,
+    FreeDestination,
+    PullActions,
+    PullMachine,
+    Release,
+    StartCopy,
+)
 from triptych.transfer.protocol.renewing import Renew, Renewals
 from triptych.transfer.protocol.takeover import FreeBlocks, Takeover, TakeoverActions
 
@@ -85,6 +92,17 @@ class QuarantineIgnored(Planted):
         class Forgetful(PullMachine):
             def _quarantine(self, kind: Any, reason: str) -> PullActions:
                 return self._give_up(kind, reason)
+
+        return Forgetful(claim, owner, deadline, checksum)
+
+
+class DestinationFreedUnderACopy(Planted):
+    """As before, but the claim is kept until the copy has ended."""
+
+    def pull_machine(self, claim: ClaimId, owner: Endpoint, deadline: float, checksum: bytes) -> PullMachine:
+        class Forgetful(PullMachine):
+            def _quarantine(self, kind: Any, reason: str) -> PullActions:
+                return (*super()._quarantine(kind, reason), FreeDestination(self.claim))
 
         return Forgetful(claim, owner, deadline, checksum)
 

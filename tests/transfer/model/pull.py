@@ -49,6 +49,7 @@ class Pull:
         self._on_failed = on_failed
         self._failure: pulling.Fail | None = None
         self._held = False
+        self._told = False
         self._peer: PeerMachine | None = None
         self._source: Slab | None = None
         deadline = self._process.clock() + self._world.pull_seconds
@@ -84,18 +85,21 @@ class Pull:
         for action in actions:
             getattr(self, "_do_" + type(action).__name__)(action)
         self.machine.check()
-        if actions and self.machine.is_over:
-            self._over()
+        if actions:
+            self._settle()
 
-    def _over(self) -> None:
-        self._return_loan()
-        self._timer.cancel()
-        if self._consumer.pulls.pop(self.ref.claim, None) is None:
-            return
-        if self._failure is None:
+    def _settle(self) -> None:
+        """Tell what the actions have decided, once each."""
+        over = self.machine.is_over and self._consumer.pulls.pop(self.ref.claim, None) is self
+        if over:
+            self._return_loan()
+            self._timer.cancel()
+        failure, told = self._failure, self._told
+        if failure is not None and not self._held and not told:
+            self._told = True
+            self._on_failed(failure.kind, failure.reason)
+        elif over and failure is None:
             self._on_landed()
-        else:
-            self._on_failed(self._failure.kind, self._failure.reason)
 
     def _return_loan(self) -> None:
         peer, self._peer = self._peer, None

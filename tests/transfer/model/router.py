@@ -9,14 +9,14 @@ from tests.transfer.model.directory import Directory
 from tests.transfer.model.keeping import Keeper
 from tests.transfer.model.owner import World
 from tests.transfer.model.process import Process
-from tests.transfer.model.values import Prompt, Ref
+from tests.transfer.model.values import LEASE_SECONDS, Prompt, Ref
 from triptych.errors import Cancelled, DeadlineExceeded, TriptychError, WorkerLost
 from triptych.journey import Endpoint, RequestId
 
-ATTEMPT_SECONDS = 20.0
-RESERVE_SECONDS = 6.0
-ACCEPT_SECONDS = 10.0
-HOLD_SECONDS = 30.0
+ATTEMPT_SECONDS = 30.0
+RESERVE_SECONDS = 15.0
+ACCEPT_SECONDS = 20.0
+HOLD_SECONDS = 40.0
 PATIENCE_SECONDS = 1.5
 CALL_SECONDS = 2.0
 
@@ -34,6 +34,7 @@ class Attempt:
     decode: Endpoint
     asked: dict[Endpoint, None] = field(default_factory=dict)
     refs: dict[int, Ref] = field(default_factory=dict)
+    encoded_at: dict[int, float] = field(default_factory=dict)
     accepted: bool = False
     encodes: bool = False
     blocks_there: int = 0  # at the decode worker
@@ -47,14 +48,14 @@ class Attempt:
 class Router:
     """Answers to what workers tell it; makes requests as long as it is told to."""
 
-    def __init__(self, world: World, process: Process, directory: Directory) -> None:
+    def __init__(self, world: World, process: Process, directory: Directory, seconds_between: float) -> None:
         self.world = world
         self.process = process
         self.keeper = Keeper(world, process)
         self.busy = True  # clients come
         self._directory = directory
         self._attempts: dict[RequestId, Attempt] = {}
-        self._seconds_between = world.random.choice((0.25, 0.5, 0.9))
+        self._seconds_between = seconds_between
         self._next()
 
     # Clients
@@ -128,6 +129,7 @@ class Router:
 
     def _encoded(self, index: int, attempt: Attempt, ref: Ref) -> None:
         attempt.refs[index] = ref
+        attempt.encoded_at[index] = self.process.clock()
         self.keeper.keep(ref)
         if attempt.accepted:
             self._send_rows(attempt, index)
@@ -144,6 +146,9 @@ class Router:
 
         def taken(attempt: Attempt, outcome: Any) -> None:
             self.keeper.drop(ref.owner, [ref.claim])
+            waited = (self.process.clock() - attempt.encoded_at[index]) / LEASE_SECONDS
+            counts = self.world.oracle.counts
+            counts["leases waited"] = max(counts["leases waited"], int(waited))
 
         self._call(attempt, attempt.prefill, "rows", taken, index, ref)
 

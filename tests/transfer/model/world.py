@@ -28,8 +28,14 @@ class Simulation:
     """One world; every step is followed by every question that the step may have changed the answer of."""
 
     def __init__(
-        self, seed: int, rates: Rates | None = None, planted: Planted | None = None, checksums: bool | None = None
+        self,
+        seed: int,
+        rates: Rates | None = None,
+        planted: Planted | None = None,
+        checksums: bool | None = None,
+        seconds_between: float | None = None,
     ) -> None:
+        """rates, checksums, seconds between the clients of a router: the seed's, unless given"""
         self.seed = seed
         self.timeline = Timeline()
         self.random = Random(seed)
@@ -45,6 +51,7 @@ class Simulation:
         self.network.checks_incarnation = self.world.planted.checks_incarnation
         self.directory = Directory(self.random)
         self.services: dict[str, Any] = {}  # by address
+        self._seconds_between = seconds_between or self.random.choice((0.25, 0.5, 0.9))
         self.checks = 0
         self._incarnations: Counter[str] = Counter()
         for role in (*_ROLES, "route"):
@@ -56,6 +63,12 @@ class Simulation:
             self.timeline.step()
             self.oracle.require_whole()
 
+    def fill_landing(self) -> None:
+        """No prefill worker has room for rows during the next six leases."""
+        for service in self.services.values():
+            if isinstance(service, Prefill):
+                service.fill_landing(6 * LEASE_SECONDS)
+
     def settle(self) -> None:
         """Faults stop, clients leave, or their routers die: within a lease and a second all are idle."""
         self.faults.stop()
@@ -63,14 +76,28 @@ class Simulation:
             service.process.device.go_on()
             service.process.resume()
         self.timeline.run_until(self.timeline.now + Rates().longest_pause + 1.0)  # nothing that was late is later
-        routers = [service for service in self.services.values() if isinstance(service, Router)]
-        for router in routers:
+        for router in self._routers():
             router.busy = False
             if self.seed % 5 < 2:
                 router.process.kill()
             else:
                 router.leave_all()
-        self.timeline.run_until(self.timeline.now + LEASE_SECONDS + 1.0)
+        self._require_idle(LEASE_SECONDS + 1.0)
+
+    def finish(self, seconds: float = 60.0) -> None:
+        """No more clients come; all is idle a second after the last request has ended."""
+        for router in self._routers():
+            router.busy = False
+        end = self.timeline.now + seconds
+        while not all(router.is_idle() for router in self._routers()) and self.timeline.now < end:
+            self.timeline.step()
+        self._require_idle(1.0)
+
+    def _routers(self) -> list[Router]:
+        return [service for service in self.services.values() if isinstance(service, Router)]
+
+    def _require_idle(self, seconds: float) -> None:
+        self.timeline.run_until(self.timeline.now + seconds)
         for service in self.services.values():
             if service.process.alive:
                 service.check()
@@ -92,7 +119,7 @@ class Simulation:
         endpoint = Endpoint(address, self._incarnations[address])
         process = Process(self.timeline, self.random, self.faults, endpoint)
         if role == "route":
-            service: Any = Router(self.world, process, self.directory)
+            service: Any = Router(self.world, process, self.directory, self._seconds_between)
         else:
             service = _ROLES[role](self.world, process)
             self.directory.by_role[role][address] = endpoint
