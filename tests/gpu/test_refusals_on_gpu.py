@@ -12,6 +12,7 @@ from tests.gpu.gpu_neighbour import ACTIONS
 from tests.gpu.rig import GPU, NUM_UNITS, NUMBERS, UNIT_BYTES, reader_of, rows
 from tests.transfer.neighbours import HERE, OWNER, Neighbour, rows_ref
 from triptych.config import TransferSettings
+from triptych.journey import ClaimId, Endpoint
 from triptych.transfer.arena import ArenaInfo
 from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.nixl_start import start_nixl
@@ -36,6 +37,10 @@ def _join(slab: Slab, _published: Any) -> ArenaInfo | None:
 
 def _settle(_slab: Slab, _published: Any) -> None:
     torch.cuda.synchronize()
+
+
+def _as_it_is(owner: Endpoint, claim: ClaimId, pack: bool, deadline: float) -> None:
+    """What rpc Prepare would answer: the rows are written, and lie where the claim says."""
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +86,7 @@ def runtime() -> Any:
 def carried_by_nixl(owner: Neighbour, arena: ArenaInfo, agent: NixlAgent, generation: int) -> None:
     event = owner.ask("fill", range(8, 24), generation)
     owner.ask("settle")
-    reader = Reader(lambda endpoint: [arena], HERE, {}, GPU, SETTINGS, nixl=agent)
+    reader = Reader(lambda endpoint: [arena], HERE, {}, GPU, SETTINGS, nixl=agent, prepare=_as_it_is)
     into = rows(16)
     reader.read_rows(rows_ref(generation, 16, NUMBERS, offset=8 * UNIT_BYTES, event=event), into)
     assert bool((into == generation).all())

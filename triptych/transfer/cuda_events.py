@@ -8,6 +8,15 @@ def new_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
+def bind_context(device: torch.device) -> None:
+    """Makes the device's context current on this thread, as libraries beside torch expect it; nothing off CUDA.
+
+    A thread has none before its first call that needs one: selecting a device alone does not count.
+    """
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).query()  # type: ignore[no-untyped-call]
+
+
 def new_event() -> torch.cuda.Event:
     """Created on whichever device it is first recorded on; counts as completed until then."""
     return torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -18,6 +18,7 @@ from triptych.errors import ClaimExpired, TransferFailed
 from triptych.journey import ClaimId, Int64Array
 from triptych.transfer.arena import WORD_BYTES, ArenaInfo, NixlInfo, probe_mismatch
 from triptych.transfer.connections import OncePerKey
+from triptych.transfer.cuda_events import bind_context
 from triptych.transfer.landing import WORDS_BYTES, Windows
 from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.nixl_passage import Passage
@@ -121,6 +122,7 @@ class NixlCopier:
         return source.prepare(ClaimId(pull.claim), pack, deadline)
 
     def _passage(self, owner: str, deadline: float) -> Passage:
+        bind_context(self._device)
         make = lambda: Windows(self._agent, self._device, self._settings)  # noqa: E731
         return Passage(self._agent, self._copier, self._windows.get("windows", make, deadline), owner, deadline)
 
