@@ -114,6 +114,8 @@ def test_a_dead_owner_is_an_ordinary_failure_and_its_successor_is_read() -> None
         with pytest.raises(TransferFailed):
             reader.read_blocks(blocks_ref([(unit, 5) for unit in range(32)]), into, range(32))
         assert time.monotonic() - began < 5
+        with pytest.raises(TransferFailed, match="is not connected"):  # no read is begun where the last one broke
+            reader.read_blocks(blocks_ref([(0, 5)]), into, [0])
         reader.forget(OWNER)
         reader.read_blocks(blocks_ref([(7, 6)], owner=NEXT), into, [9])
         assert (into[9].view(torch.int64) == 6).all()

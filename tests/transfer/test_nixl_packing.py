@@ -196,6 +196,7 @@ def test_random_claims_never_share_room_and_leave_all_of_it() -> None:
                 continue
             live[claim] = packed
             assert _unpacked(rig.slab, packed, len(units))[1] == list(units)
+        assert len({packed.generation for packed in live.values()}) == len(live)
         words = {claim: int(rig.slab.words[packed.offset // STAGING_UNIT_BYTES]) for claim, packed in live.items()}
         assert words == {claim: packed.generation for claim, packed in live.items()}
     rig.leases.release(list(live))
