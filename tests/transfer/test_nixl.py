@@ -184,6 +184,8 @@ def test_a_killed_owner_ends_a_read_that_it_held() -> None:
                 reader.read_blocks(blocks_ref([(unit, 5) for unit in range(4)]), into, range(4))
         owner.kill()
         _wait_for(lambda: reader._nixl is not None and reader._nixl.num_lost_windows() == 0)
+        with pytest.raises(TransferFailed, match="is not connected"):  # nothing is begun where a read broke
+            reader.read_blocks(blocks_ref([(0, 5)]), into, [0])
 
 
 def test_an_arena_that_is_not_what_it_says_is_refused_by_its_probe() -> None:
