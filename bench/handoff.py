@@ -10,6 +10,7 @@ without models. Rows go as from an encoder to prefill (items of 1,196 x 3,584 bf
     plain_copy_ms    one copy of as many bytes within the device's memory, in the same run, by the device's clock
     overhead_p50_ms  the one less the other
     gb_per_s         bytes by p50: packing and unpacking included
+    blocks_on_the_device   the copy of scattered KV blocks out of the mapped arena alone, by the device's clock
 
 Every hand-off is looked at: each number must be what the owner wrote for it. The result is written after each part, the
 most important ones first, and no part begins once the limit is reached. Status 1 where a part failed; whether goals are
@@ -96,11 +97,11 @@ class Bench:
         return [
             (f"{self._near} rows", lambda: self._paths(self._near, near, owner, "item")),
             (f"{self._near} KV", lambda: self._paths(self._near, near, owner, "KV")),
+            (f"{self._near} blocks", lambda: self._blocks(near, owner)),
             ("nixl rows", lambda: self._paths("nixl", far, owner, "item")),
             ("nixl KV", lambda: self._paths("nixl", far, owner, "KV")),
             ("nixl pieces", lambda: self._pieces(owner)),
             (f"{self._near} endurance", lambda: self._endure(self._near, near, owner)),
-            ("blocks on the device", lambda: self._blocks(owner)),
             ("nixl KV, wide", lambda: self._paths("nixl, one window for all", wide, owner, "KV")),
             ("nixl endurance", lambda: self._endure("nixl", far, owner)),
         ]
@@ -189,10 +190,14 @@ class Bench:
             "kv_times_unpacked": kv and kv * 1e9 * slow / sizes.kv_bytes,
         }
 
-    def _blocks(self, owner: OwnerProcess) -> None:
-        del owner
-        plain = self._plain[self._sizes.kv_bytes]
-        self._result["blocks_on_the_device"] = block_copies(self._device, self._sizes, plain)
+    def _blocks(self, settings: Settings, owner: OwnerProcess) -> None:
+        sizes = self._sizes
+        with Consumer(owner, settings, self._device, sizes) as consumer:
+            arena = consumer.kv_arena()
+            source = arena.data.view(sizes.pool, sizes.block_bytes)
+            self._result["blocks_on_the_device"] = block_copies(source, sizes, self._plain[sizes.kv_bytes])
+            del source
+            arena.close()
 
     def _write(self) -> None:
         self._result |= {"seconds": round(self._seconds(), 1), "goals": list(goals(self._result))}

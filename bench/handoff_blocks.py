@@ -5,19 +5,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bench.handoff_consumer import timed_on
 from bench.handoff_sizes import Sizes
 from triptych.transfer.block_copy import fused_copy, gathered_copy
 
 
-def block_copies(device: torch.device, sizes: Sizes, plain: float) -> dict[str, Any]:
+def block_copies(source: Tensor, sizes: Sizes, plain: float) -> dict[str, Any]:
     """By way: milliseconds for all KV blocks, and the share of a plain copy's rate.
 
+    source: [pool, block_bytes] uint8 of the owner's, as the consumer has it mapped
     chosen: what this process would use; gathered: torch's gather and scatter, in steps; singly: a copy for each block
     """
-    source = torch.randint(0, 255, (sizes.pool, sizes.block_bytes), dtype=torch.uint8, device=device)
-    into = torch.zeros_like(source)
+    device, into = source.device, torch.zeros_like(source)
     order = torch.randperm(sizes.pool, generator=torch.Generator().manual_seed(3))
     sources, targets = order[: sizes.blocks].to(device), order[-sizes.blocks :].to(device)
     pairs = list(zip(sources.tolist(), targets.tolist(), strict=True))

@@ -19,7 +19,9 @@ from triptych.journey import EmbeddingRef, Endpoint, KVRef
 from triptych.pb import common_pb2 as pb
 from triptych.services.peers import Peers
 from triptych.transfer.leases import LeaseTable
+from triptych.transfer.mapping import Mapping
 from triptych.transfer.nixl_start import start_nixl
+from triptych.transfer.pairing import open_mapping
 from triptych.transfer.reader import Reader
 
 HERE = Endpoint("127.0.0.1:1", 1)
@@ -113,6 +115,11 @@ class Consumer:
         """The transport by which the owner is reached. Raises TransferFailed with each refusal."""
         return self._reader.open(self._owner.met.endpoint, time.monotonic() + _DEADLINE_SECONDS)
 
+    def kv_arena(self) -> Mapping:
+        """The owner's KV arena, opened once more, by the nearest transport; its bytes are mapped."""
+        arenas = self._peers.connect(self._owner.met.endpoint)
+        return open_mapping(next(info for info in arenas if info.kind == "kv"), self.device, {})
+
     def paths(self) -> list[Path]:
         sizes = self._sizes
         return [
@@ -185,4 +192,4 @@ def timed_on(device: torch.device, work: Callable[[], object]) -> float:
     work()
     end.record()
     torch.cuda.synchronize(device)
-    return float(begin.elapsed_time(end)) / 1e3  # type: ignore[no-untyped-call]
+    return float(begin.elapsed_time(end)) / 1e3
