@@ -8,6 +8,7 @@ LEASE_SECONDS = 5.0
 COPY_SECONDS = 4.0
 STAGE_SECONDS = 8.0
 REQUEST_SECONDS = 30.0
+NEWS_SECONDS = 10.0  # until the router has asked the workers how they are
 
 
 def tables(**transfer: Any) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,7 @@ import pytest
 from tests.journey.conversations import Conversation, conversation, conversations, picture
 from tests.two_hosts.cluster import Tokens, TwoHostCluster, Worker, tokens_of
 from tests.two_hosts.hosts import INTERFACE, Cable, Host, wait_until
-from tests.two_hosts.settings import COPY_SECONDS, LEASE_SECONDS, REQUEST_SECONDS, tables
+from tests.two_hosts.settings import COPY_SECONDS, LEASE_SECONDS, NEWS_SECONDS, REQUEST_SECONDS, tables
 from triptych.journey import Role
 
 pytestmark = pytest.mark.skipif(
@@ -28,7 +28,6 @@ LARGEST = (448, 448)  # 256 rows of 1 KiB each
 SLOW_BITS_PER_SECOND = 4_000_000  # a MiB of rows takes two seconds
 CUT_SECONDS = 1.0
 MID_TRANSFER_BYTES = 150_000
-NEWS_SECONDS = 10.0  # until the router has asked the workers for their figures
 RECOVER_SECONDS = 20.0  # TCP asks again in growing steps: after a long cut it takes a while to find the cable mended
 
 
