@@ -13,6 +13,7 @@ from tests.gpu.rig import GPU, NUM_UNITS, NUMBERS, UNIT_BYTES, blocks, reader_of
 from tests.transfer.neighbours import CPU, HERE, OWNER, Neighbour, blocks_ref, fill, rows_ref, shared_counters
 from triptych.errors import ClaimExpired, InvalidRecord, TransferFailed
 from triptych.transfer.arena import ArenaInfo
+from triptych.transfer.block_copy import fused_copy
 from triptych.transfer.checksum import checksum
 from triptych.transfer.cuda_ipc import open_cuda_ipc
 from triptych.transfer.reader import Reader
@@ -58,6 +59,23 @@ def test_scattered_blocks_land_where_they_should_and_nowhere_else(
     wanted[places] = torch.tensor([generations[block] for block in ids])
     assert torch.equal(landed[:, 0].cpu(), wanted)
     assert (landed == landed[:, :1]).all()
+
+
+def test_the_kernel_for_scattered_blocks_works_on_this_gpu() -> None:
+    """Else they are copied in two passes, at half the rate."""
+    assert fused_copy(GPU) is not None
+
+
+@pytest.mark.parametrize("block_bytes", [128, 32 << 10, 512 << 10, (896 << 10) + 128])
+def test_blocks_of_any_wide_size_are_copied_by_the_kernel(block_bytes: int) -> None:
+    copy = fused_copy(GPU)
+    assert copy is not None
+    blocks = torch.randint(0, 256, (40, block_bytes), dtype=torch.uint8, device=GPU)
+    places, wanted = torch.zeros_like(blocks), torch.zeros_like(blocks)
+    sources, targets = torch.randperm(40, device=GPU)[:17], torch.randperm(40, device=GPU)[:17]
+    copy(blocks, places, sources, targets)
+    wanted[targets] = blocks[sources]
+    assert torch.equal(places, wanted)
 
 
 def test_blocks_of_an_odd_size_are_gathered_too() -> None:

@@ -26,7 +26,7 @@ def copy_blocks(blocks: Tensor, places: Tensor, sources: Tensor, targets: Tensor
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles"])  # else blocks of some sizes would be compiled for in a request
 def _copy_blocks(blocks, places, sources, targets, numbers, tiles, TILE: tl.constexpr):
     pair = tl.program_id(0) // tiles
     at = (tl.program_id(0) % tiles) * TILE + tl.arange(0, TILE)
