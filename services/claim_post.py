@@ -57,6 +57,12 @@ class ClaimPost:
             if line is not None:
                 line.keep(claim, lease_seconds)
 
+    def keeps(self, owner: Endpoint, claim: ClaimId) -> bool:
+        """Whether the claim is kept alive, so that somebody here will give it back."""
+        with self._lock:
+            line = self._lines.get(owner)
+            return line is not None and line.renewals.keeps(owner, claim)
+
     def drop(self, owner: Endpoint, claim: ClaimId) -> None:
         """Renew it no longer."""
         with self._lock:

@@ -100,6 +100,11 @@ class Peers:
         else:
             self._post.release(owner, claim)
 
+    def release_stray(self, owner: Endpoint, claim: ClaimId) -> None:
+        """Give a claim back that nobody here waits for, unless its ref has come again: then the pull of it does."""
+        if not self._post.keeps(owner, claim):
+            self.release(owner, claim)
+
     def num_kept(self) -> int:
         """Claims that are renewed."""
         return len(self._post)

@@ -117,7 +117,7 @@ class DecodeWorker(RoleWorker):
         with self._lock:
             handover = self._handovers.get(key)
         if handover is None:
-            self._language.peers.release(ref.owner, ref.claim_id)
+            self._language.peers.release_stray(ref.owner, ref.claim_id)
             raise _gone()
         span = KVSpan(ref.claim_id, ref.owner, ref.tokens_begin, ref.tokens_end, len(ref.blocks), self._block_size)
         handover.refs[ref.claim_id] = ref

@@ -112,7 +112,7 @@ class PrefillWorker(RoleWorker):
                     call = known
         finally:
             if call is None:
-                self._language.peers.release(ref.owner, ref.claim_id)
+                self._language.peers.release_stray(ref.owner, ref.claim_id)
         if call is not None:
             # It may queue behind other pulls for longer than its lease.
             self._language.peers.keep(ref.owner, ref.claim_id, ref.lease_seconds)

@@ -155,3 +155,14 @@ def test_thousands_of_claims_come_and_go_on_few_threads() -> None:
     owners.post.close(SECONDS)
     assert sorted(claim for sent in owners.released[NEAR] for claim in sent) == sorted(claims)
     assert owners.renewed[NEAR] == []
+
+
+def test_a_claim_is_somebodys_to_give_back_while_it_is_kept() -> None:
+    owners, claim = _Owners(), new_claim_id()
+    assert not owners.post.keeps(NEAR, claim)
+    owners.post.keep(NEAR, claim, 30.0)
+    assert owners.post.keeps(NEAR, claim)
+    assert not owners.post.keeps(FAR, claim)
+    owners.post.release(NEAR, claim)
+    assert not owners.post.keeps(NEAR, claim)
+    owners.post.close(SECONDS)
