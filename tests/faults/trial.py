@@ -74,6 +74,16 @@ PLACES = (
 )
 
 
+# What readers over a network come to besides, or otherwise: owners then take no part in the copy, and end claims
+# by the reader's last notice.
+NETWORK_PLACES = (
+    *_places("rows", Role.ENCODE, "connect.serve"),
+    *_places("rows", Role.PREFILL, "rows.begin", "rows.copied"),
+    *_places("kv", Role.PREFILL, "kv.export", "prepare.serve"),
+    *_places("kv", Role.DECODE, "prepare.ask", "kv.begin", "kv.copied"),
+)
+
+
 @dataclass(frozen=True)
 class Trial:
     """How it went, in seconds."""
