@@ -18,11 +18,13 @@ from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.nixl_start import start_nixl
 from triptych.transfer.reader import Reader
 from triptych.transfer.slab import Slab, create_slab
+from triptych.transfer.staging import Prepare
 
 pytestmark = pytest.mark.gpu
 
 RUNTIME = "cuda.bindings.runtime"
 SETTINGS = TransferSettings(copy_timeout_seconds=20.0)
+NIXL = TransferSettings(copy_timeout_seconds=20.0, transports=("nixl",))
 _agents: list[NixlAgent] = []
 
 
@@ -39,8 +41,8 @@ def _settle(_slab: Slab, _published: Any) -> None:
     torch.cuda.synchronize()
 
 
-def _as_it_is(owner: Endpoint, claim: ClaimId, pack: bool, deadline: float) -> None:
-    """What rpc Prepare would answer: the rows are written, and lie where the claim says."""
+def _not_asked(owner: Endpoint, claim: ClaimId, pack: bool, deadline: float) -> None:
+    raise AssertionError("the slab itself says that the rows are written, and the owner was asked")
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +85,16 @@ def runtime() -> Any:
     return pytest.importorskip(RUNTIME)
 
 
-def carried_by_nixl(owner: Neighbour, arena: ArenaInfo, agent: NixlAgent, generation: int) -> None:
+def _as_it_is(owner: Endpoint, claim: ClaimId, pack: bool, deadline: float) -> None:
+    """What rpc Prepare would answer: the rows are written, and lie where the claim says."""
+
+
+def carried_by_nixl(
+    owner: Neighbour, arena: ArenaInfo, agent: NixlAgent, generation: int, prepare: Prepare = _not_asked
+) -> None:
     event = owner.ask("fill", range(8, 24), generation)
     owner.ask("settle")
-    reader = Reader(lambda endpoint: [arena], HERE, {}, GPU, SETTINGS, nixl=agent, prepare=_as_it_is)
+    reader = Reader(lambda endpoint: [arena], HERE, {}, GPU, SETTINGS, nixl=agent, prepare=prepare)
     into = rows(16)
     reader.read_rows(rows_ref(generation, 16, NUMBERS, offset=8 * UNIT_BYTES, event=event), into)
     assert bool((into == generation).all())
@@ -128,7 +136,24 @@ def test_an_arena_of_a_gpu_that_is_not_seen_comes_by_nixl(owner: Neighbour, aren
 def test_an_arena_that_its_owner_may_not_export_comes_by_nixl(
     owner: Neighbour, arena: ArenaInfo, agent: NixlAgent
 ) -> None:
-    carried_by_nixl(owner, replace(arena, cuda_ipc=None, no_cuda_ipc="not permitted"), agent, 63)
+    carried_by_nixl(owner, replace(arena, cuda_ipc=None, no_cuda_ipc="not permitted"), agent, 63, _as_it_is)
+
+
+def test_an_owner_that_is_still_writing_is_asked(owner: Neighbour, arena: ArenaInfo, agent: NixlAgent) -> None:
+    """By rpc Prepare, whose answer comes behind the event; here it comes when the device is done."""
+    asked: list[float] = []
+
+    def wait(endpoint: Endpoint, claim: ClaimId, pack: bool, deadline: float) -> None:
+        asked.append(deadline)
+        owner.ask("settle")
+
+    reader = Reader(lambda endpoint: [arena], HERE, {}, GPU, NIXL, nixl=agent, prepare=wait)
+    assert reader.open(OWNER) == "nixl"
+    event, into = owner.ask("announce", 0, 16, 64, 1.0), rows(16)
+    reader.read_rows(rows_ref(64, 16, NUMBERS, event=event), into)
+    assert len(asked) == 1
+    assert bool((into == 64).all())
+    reader.close()
 
 
 def test_a_slab_is_made_where_its_export_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,10 @@ class NixlCopier:
     def copy(self, pull: Pull, deadline: float) -> Int64Array:
         """As `Copier.copy`. A read that is overdue goes on into a window: the destination is untouched then."""
         source = _source_of(pull)
-        prepared = self._prepare(pull, source, deadline)
+        pack = self._is_packed(pull, source)
+        prepared = (
+            None if not pack and self._is_written(pull, source, deadline) else self._prepare(pull, pack, deadline)
+        )
         with self._passage(source.nixl.agent, deadline) as passage:
             if prepared is not None:
                 return _copy_packed(pull, prepared, passage)
@@ -108,11 +111,25 @@ class NixlCopier:
         """Windows held by reads that were given up and have not ended."""
         return sum(windows.num_lost() for windows in self._windows.values().values())
 
-    def _prepare(self, pull: Pull, source: NixlMapping, deadline: float) -> Prepared | None:
-        """Where the owner packed the claim; None to read it where it lies, behind its event."""
+    def _is_packed(self, pull: Pull, source: NixlMapping) -> bool:
+        """Whether the owner is to be asked for a pack."""
         # Pieces cost the host a tenth of what they cost a GPU, and asking costs as much as some of them.
         limit = self._settings.nixl_pack_below_bytes
-        pack = pull.alone and scattered(pull, limit if source.nixl.vram else limit // _HOST_PIECES_ARE_CHEAPER)
+        return pull.alone and scattered(pull, limit if source.nixl.vram else limit // _HOST_PIECES_ARE_CHEAPER)
+
+    def _is_written(self, pull: Pull, source: NixlMapping, deadline: float) -> bool:
+        """Whether a GPU's event has come to pass, as its word in the slab says: asking the owner would take longer."""
+        ipc = source.info.cuda_ipc
+        if ipc is None or not ipc.event_handles or pull.event < 1:
+            return False
+        at = ipc.event_words_offset + WORD_BYTES * (pull.event % len(ipc.event_handles))
+        with self._passage(source.nixl.agent, deadline) as passage:
+            word = passage.words(source.info, np.array([[at, WORD_BYTES]], dtype=np.int64), np.zeros(1, dtype=np.int64))
+        return bool(word[0] >= pull.event)
+
+    def _prepare(self, pull: Pull, pack: bool, deadline: float) -> Prepared | None:
+        """Where the owner packed the claim; None to read it where it lies, behind its event."""
+        source = _source_of(pull)
         if not pack and not source.nixl.vram:
             return None
         if source.prepare is None or not pull.claim:
