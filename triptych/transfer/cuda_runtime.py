@@ -60,6 +60,22 @@ def allocate(device: torch.device, num_bytes: int) -> DeviceMemory:
     return DeviceMemory(device, int(address), num_bytes, runtime.cudaFree)
 
 
+def allocate_or_borrow(device: torch.device, num_bytes: int) -> tuple[Tensor, DeviceMemory | None]:
+    """[num_bytes] uint8, not cleared, and the memory as it can be exported; torch's own, and None, without bindings.
+
+    Raises TransferFailed when there is not enough.
+    """
+    try:
+        memory = allocate(device, num_bytes)
+    except BindingsMissing:
+        try:
+            with torch.inference_mode(False):
+                return torch.empty(num_bytes, dtype=torch.uint8, device=device), None
+        except torch.OutOfMemoryError as error:
+            raise TransferFailed(f"allocating {num_bytes} bytes on {device} failed: {error}") from error
+    return memory.tensor(), memory
+
+
 def export_memory(memory: DeviceMemory) -> bytes:
     """The 64 bytes by which another process opens the memory. Raises TransferFailed where IPC is not allowed."""
     with _on(memory.device) as runtime:

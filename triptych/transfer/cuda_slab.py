@@ -13,7 +13,7 @@ from torch import Tensor
 from triptych.errors import TransferFailed
 from triptych.transfer.arena import PAGE_BYTES, ArenaInfo, CudaIpcInfo, check_stamp, new_arena
 from triptych.transfer.cuda_events import export_event, has_completed, new_event, new_shared_event, new_stream
-from triptych.transfer.cuda_runtime import BindingsMissing, DeviceMemory, allocate, device_uuid, export_memory
+from triptych.transfer.cuda_runtime import DeviceMemory, allocate_or_borrow, device_uuid, export_memory
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class CudaSlab:
         self.device = device
         self.unit_bytes = unit_bytes
         self.num_units = num_units
-        whole, memory = _allocate(device, plan.num_bytes)
+        whole, memory = allocate_or_borrow(device, plan.num_bytes)
         self.words = whole[plan.words_offset : plan.words_offset + 8 * num_units].view(torch.int64)
         self.data = whole[plan.data_offset : plan.data_offset + plan.data_bytes]
         self._event_words = whole[events_offset : events_offset + 8 * _NUM_EVENTS].view(torch.int64)
@@ -148,19 +148,6 @@ def export(
     except (TransferFailed, RuntimeError) as error:
         return None, str(error)
     return CudaIpcInfo(handle, handles, device_uuid(device), event_words_offset), ""
-
-
-def _allocate(device: torch.device, num_bytes: int) -> tuple[Tensor, DeviceMemory | None]:
-    """[num_bytes] uint8, not cleared, and what can be exported of it. Raises TransferFailed for want of memory."""
-    try:
-        memory = allocate(device, num_bytes)
-    except BindingsMissing:
-        try:
-            with torch.inference_mode(False):
-                return torch.empty(num_bytes, dtype=torch.uint8, device=device), None
-        except torch.OutOfMemoryError as error:
-            raise TransferFailed(f"allocating {num_bytes} bytes on {device} failed: {error}") from error
-    return memory.tensor(), memory
 
 
 def _clear(whole: Tensor, probe: bytes) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from triptych.config import MIB, TransferSettings
 from triptych.errors import TransferFailed
 from triptych.transfer.arena import PAGE_BYTES
-from triptych.transfer.cuda_runtime import allocate
+from triptych.transfer.cuda_runtime import allocate_or_borrow
 from triptych.transfer.nixl_agent import NixlAgent
 
 WORDS_BYTES = 64 << 10  # room for generation words in each window
@@ -108,9 +108,12 @@ def _window(memory: Tensor) -> Window:
 
 
 def _memory(device: torch.device, num_bytes: int) -> Tensor:
-    """Outside of torch's caching allocator, whose segments may be mapped anew under a registration."""
+    """Where there is a way, outside of torch's allocator, whose segments may be mapped anew under a registration.
+
+    Raises TransferFailed when there is not enough.
+    """
     if device.type == "cuda":
-        return allocate(device, num_bytes).tensor()
+        return allocate_or_borrow(device, num_bytes)[0]
     with torch.inference_mode(False):
         return torch.empty(num_bytes, dtype=torch.uint8)
 
