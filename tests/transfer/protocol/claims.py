@@ -3,7 +3,7 @@
 from triptych.journey import ClaimId, Endpoint
 
 OWNER = Endpoint("10.0.0.1:7001", 11)
-OTHER = Endpoint("10.0.0.2:7001", 12)
+OTHER = Endpoint("10.0.0.2:7001", 13)
 
 
 def claim(number: int) -> ClaimId:
