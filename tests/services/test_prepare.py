@@ -55,7 +55,7 @@ def owner() -> Iterator[Owner]:
         site = Site("p0", endpoint, card, CPU, torch.float32, SETTINGS, door)
         slab = site.add_slab("kv", KV_ARENA, UNIT_BYTES, 32)
         site.start_staging(packs=True)
-        worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(site, [], b""), server)  # type: ignore[no-untyped-call]
+        worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(site, [], None), server)  # type: ignore[no-untyped-call]
         await server.start()
         return Owner(site, slab, endpoint), server
 
@@ -70,7 +70,7 @@ def owner() -> Iterator[Owner]:
 
 @pytest.fixture
 def peers(owner: Owner) -> Iterator[Peers]:
-    made = Peers(Endpoint("127.0.0.1:1", 3), owner.site.card.fingerprint, b"", LeaseTable())
+    made = Peers(Endpoint("127.0.0.1:1", 3), owner.site.card.fingerprint, None, LeaseTable())
     yield made
     made.close()
 
