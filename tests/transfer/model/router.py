@@ -19,6 +19,7 @@ ACCEPT_SECONDS = 20.0
 HOLD_SECONDS = 40.0
 PATIENCE_SECONDS = 1.5
 CALL_SECONDS = 2.0
+MOST_AT_ONCE = 10
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +66,7 @@ class Router:
             self.process.later(self.world.random.expovariate(1 / self._seconds_between), "client", self._client)
 
     def _client(self) -> None:
-        if self.busy:
+        if self.busy and len(self._attempts) < MOST_AT_ONCE:
             self.world.oracle.counts["requests"] += 1
             self._try(self.world.random.choice(self._directory.prompts), 1)
         self._next()
