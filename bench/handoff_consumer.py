@@ -86,7 +86,7 @@ class Consumer:
     def __init__(self, owner: OwnerProcess, settings: Settings, device: torch.device, sizes: Sizes) -> None:
         self.device = device
         self._owner, self._sizes = owner, sizes
-        self._peers = Peers(HERE, owner.met.fingerprint, b"", LeaseTable())
+        self._peers = Peers(HERE, owner.met.fingerprint, None, LeaseTable())
         self._nixl = start_nixl(settings.transfer)
         self._reader = Reader(
             *(self._peers.connect, HERE, {}, device, settings.transfer),

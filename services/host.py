@@ -108,8 +108,8 @@ class WorkerHost:
         # Signed 63 bits fit every integer field on the way; zero never names a process.
         owner = Endpoint(f"{self._placement.bind_host}:{port}", secrets.randbits(62) + 1)
         site = await asyncio.to_thread(self._build, owner, server)
-        layout = self._language.layout if self._language is not None else b""
-        service = WorkerService(site, self._roles, layout)
+        kv = self._language.format if self._language is not None else None
+        service = WorkerService(site, self._roles, kv)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         await server.start()
         self._server = server

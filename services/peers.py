@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import grpc
 
@@ -16,6 +17,7 @@ from triptych.pb.worker_pb2_grpc import WorkerStub
 from triptych.services.claim_post import ClaimPost
 from triptych.transfer.arena import ArenaInfo, CudaIpcInfo, NixlInfo, ShmInfo
 from triptych.transfer.faults import Faults
+from triptych.transfer.kv_format import KVFormat, repack_refusal
 from triptych.transfer.leases import LeaseTable
 from triptych.transfer.staging import Packed, Prepared
 
@@ -30,6 +32,7 @@ class Peers:
 
     Releases and renewals are sent by a thread for each owner, so that a slow peer holds up neither pulls nor others.
 
+    kv:     how this worker keeps KV; None when it takes only embeddings
     leases: this worker's own, for claims that it reads itself
     """
 
@@ -37,25 +40,27 @@ class Peers:
         self,
         owner: Endpoint,
         fingerprint: bytes,
-        kv_layout: bytes,
+        kv: KVFormat | None,
         leases: LeaseTable,
         faults: Faults | None = None,
     ) -> None:
         self._owner = owner
         self._fingerprint = fingerprint
-        self._kv_layout = kv_layout
+        self._kv = kv
         self._leases = leases
         self._faults = faults or Faults()
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
         self._staging: dict[Endpoint, ArenaInfo | None] = {}
+        self._formats: dict[Endpoint, KVFormat | None] = {}
         self._post = ClaimPost(self._send_release, self._send_renewal, self._faults)
 
     def connect(self, endpoint: Endpoint) -> Sequence[ArenaInfo]:
         """The peer's arenas. Raises the peer's own refusal, or WorkerLost when it does not answer."""
-        request = pb.ConnectRequest(
-            envelope=self._envelope(endpoint), protocol=wire.PROTOCOL, kv_layout=self._kv_layout
-        )
+        request = pb.ConnectRequest(envelope=self._envelope(endpoint), protocol=wire.PROTOCOL)
+        if self._kv is not None:
+            request.kv_layout = self._kv.digest
+            request.kv_format.CopyFrom(kv_format_to_pb(self._kv))
         self._faults.at("connect.ask")
         try:
             reply = self._stub(endpoint).Connect(request, timeout=_CALL_SECONDS)
@@ -64,9 +69,18 @@ class Peers:
         if reply.protocol != wire.PROTOCOL:
             raise TransferFailed(f"peer speaks transfer protocol {reply.protocol}, this worker {wire.PROTOCOL}")
         arenas = [arena_from_pb(arena) for arena in reply.arenas]
+        theirs = kv_format_from_pb(reply.kv_format) if reply.HasField("kv_format") else None
+        if theirs is not None and self._kv is not None and (refusal := repack_refusal(theirs, self._kv)):
+            raise TransferFailed(refusal)
         with self._lock:
+            self._formats[endpoint] = theirs
             self._staging[endpoint] = next((arena for arena in arenas if arena.kind == "staging"), None)
         return arenas
+
+    def kv_format(self, owner: Endpoint) -> KVFormat | None:
+        """How a peer that was connected keeps KV, if it keeps any."""
+        with self._lock:
+            return self._formats.get(owner)
 
     def prepare(self, owner: Endpoint, claim: ClaimId, pack: bool, deadline: float) -> Prepared | None:
         """Where a claim was packed; None once it can be read where it lies. Blocks until its owner's event is done.
@@ -152,6 +166,22 @@ def _failure(owner: Endpoint, rpc: str, seconds: float, error: grpc.RpcError) ->
     if isinstance(failure, DeadlineExceeded):  # the peer's time, not the request's: another one may be tried
         return WorkerLost(f"{owner.address} did not answer {rpc} within {seconds:g} s")
     return failure
+
+
+def kv_format_to_pb(form: KVFormat) -> pb.KVFormat:
+    return pb.KVFormat(**asdict(form))
+
+
+def kv_format_from_pb(message: pb.KVFormat) -> KVFormat:
+    return KVFormat(
+        layers=message.layers,
+        block_size=message.block_size,
+        heads=message.heads,
+        head_size=message.head_size,
+        dtype=message.dtype,
+        first_head=message.first_head,
+        total_heads=message.total_heads,
+    )
 
 
 def arena_to_pb(info: ArenaInfo) -> pb.Arena:

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from blake3 import blake3
 
 from triptych.config import MIB, Settings
 from triptych.engine.loop import LanguageEngine
@@ -22,10 +22,12 @@ from triptych.services.peers import Peers
 from triptych.transfer.arena import ArenaInfo
 from triptych.transfer.faults import Faults
 from triptych.transfer.figures import TransferFigures
+from triptych.transfer.kv_format import KVFormat
 from triptych.transfer.leases import LeaseTable
 from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.reader import Reader, always, copier_for
 from triptych.transfer.reading import IsWanted
+from triptych.transfer.shards import Repack
 from triptych.transfer.slab import Slab, create_slab
 from triptych.transfer.staging import STAGING_UNIT_BYTES, Staging
 
@@ -128,7 +130,8 @@ class Language:
                 f"language.kv_bytes is {settings.kv_bytes}, expected at least {2 * block_bytes} (two blocks)"
             )
         self.slab = site.add_slab("kv", KV_ARENA, block_bytes, num_blocks)
-        self.layout = kv_layout(self.model.kv, settings.block_size)
+        self.format = kv_format(self.model.kv, settings.block_size)
+        self.layout = self.format.digest
         self.engine = LanguageEngine(
             self.model,
             self.slab,
@@ -137,8 +140,9 @@ class Language:
             fingerprint=site.card.fingerprint,
             max_item_rows=site.card.adapter.max_item_rows,
         )
+        self._owner = site.owner
         self._copy_seconds = site.settings.transfer.copy_timeout_seconds
-        self.peers = Peers(site.owner, site.card.fingerprint, self.layout, site.leases, site.faults)
+        self.peers = Peers(site.owner, site.card.fingerprint, self.format, site.leases, site.faults)
         self.reader = Reader(
             *(self.peers.connect, site.owner, site.slabs, site.device, site.settings.transfer),
             *(site.faults, site.figures, site.nixl, self.peers.release, self.peers.prepare),
@@ -152,16 +156,27 @@ class Language:
         with self._settled(ref.owner, into):
             self.reader.read_rows(ref, into, is_wanted=is_wanted)
 
-    def read_blocks(self, ref: KVRef, block_ids: Sequence[int], is_wanted: IsWanted = always) -> None:
-        """Pull KV blocks into blocks of this worker; otherwise as `read_rows`."""
-        if ref.kv_layout != self.layout:
-            self.peers.release(ref.owner, ref.claim_id)
-            raise TransferFailed(
-                f"KV of layout {ref.kv_layout.hex()[:8]} came, this worker's is {self.layout.hex()[:8]}"
-            )
-        blocks = self.slab.data.view(self.slab.num_units, self.slab.unit_bytes)
-        with self._settled(ref.owner, blocks):
-            self.reader.read_blocks(ref, blocks, block_ids, is_wanted=is_wanted)
+    def read_blocks(self, ref: KVRef, blocks: Sequence[int], keep_tokens: int, is_wanted: IsWanted = always) -> None:
+        """Pull KV into blocks of this worker, which a prompt begins with; otherwise as `read_rows`.
+
+        keep_tokens: from the prompt's beginning, in blocks that are others' too, and are not written
+        """
+        slab = self.slab.data.view(self.slab.num_units, self.slab.unit_bytes)
+        with self._settled(ref.owner, slab):
+            if ref.kv_layout == self.layout and ref.tokens_begin >= keep_tokens and [s.rank for s in ref.shards] == [0]:
+                first = ref.tokens_begin // self.format.block_size
+                mine = blocks[first : first + len(ref.blocks)]
+                self.reader.read_blocks(ref, slab, mine, is_wanted=is_wanted)
+            else:
+                repack = Repack(partial(self._format_of, ref), self.format, blocks, keep_tokens)
+                self.reader.read_repacked(ref, repack, slab, is_wanted=is_wanted)
+
+    def _format_of(self, ref: KVRef) -> KVFormat:
+        """Of the blocks of a ref whose owner is connected."""
+        found = self.format if ref.owner == self._owner else self.peers.kv_format(ref.owner)
+        if found is None or found.digest != ref.kv_layout:
+            raise TransferFailed(f"KV of layout {ref.kv_layout.hex()[:8]} came, the owner told of {found or 'none'}")
+        return found
 
     @contextmanager
     def _settled(self, owner: Endpoint, destination: torch.Tensor) -> Iterator[None]:
@@ -181,10 +196,9 @@ class Language:
         self.reader.close()
 
 
-def kv_layout(kv: KVGeometry, block_size: int) -> bytes:
-    """Digest of what two workers must agree on before one copies the other's KV blocks."""
-    facts = (kv.layers, kv.kv_heads, kv.head_size, str(kv.dtype), block_size)
-    return blake3(repr(facts).encode()).digest(16)
+def kv_format(kv: KVGeometry, block_size: int) -> KVFormat:
+    """How a model's KV lies in blocks of a worker that has all its heads."""
+    return KVFormat(kv.layers, block_size, kv.kv_heads, kv.head_size, str(kv.dtype).removeprefix("torch."))
 
 
 def merge_gauges(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -17,29 +17,34 @@ from triptych.pb.worker_pb2_grpc import WorkerServicer as GeneratedServicer
 from triptych.services.faulty import passing
 from triptych.services.guard import deadline_of, unary, work_key
 from triptych.services.pairs import copies_to_pb, paths_to_pb
-from triptych.services.peers import arena_to_pb
+from triptych.services.peers import arena_to_pb, kv_format_from_pb, kv_format_to_pb
 from triptych.services.site import STAGING_ARENA, RoleWorker, Site, merge_gauges
+from triptych.transfer.kv_format import KVFormat, repack_refusal
 
 
 class WorkerService(GeneratedServicer):
     """Connect, Prepare, Release, Renew, Cancel, Drain, Status."""
 
-    def __init__(self, site: Site, roles: Sequence[RoleWorker], kv_layout: bytes) -> None:
+    def __init__(self, site: Site, roles: Sequence[RoleWorker], kv: KVFormat | None) -> None:
         self._site = site
         self._roles = roles
-        self._kv_layout = kv_layout
+        self._kv = kv
 
     @unary
     async def Connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
         self._site.door.check(request.envelope)
-        if request.kv_layout and self._kv_layout and request.kv_layout != self._kv_layout:
-            raise TransferFailed(
-                f"KV layouts differ: {request.kv_layout.hex()[:8]} there, {self._kv_layout.hex()[:8]} here; "
-                "give both workers the same language.block_size and dtype"
-            )
+        if request.HasField("kv_format") and self._kv is not None:
+            # "There" is this worker to whoever asks, and reads the refusal.
+            refusal = repack_refusal(self._kv, kv_format_from_pb(request.kv_format))
+            if refusal:
+                raise TransferFailed(refusal)
         await passing(self._site.faults, "connect.serve")
         arenas = [arena_to_pb(info) for info in self._site.arenas()]
-        return pb.ConnectReply(protocol=wire.PROTOCOL, arenas=arenas, kv_layout=self._kv_layout)
+        reply = pb.ConnectReply(protocol=wire.PROTOCOL, arenas=arenas)
+        if self._kv is not None:
+            reply.kv_layout = self._kv.digest
+            reply.kv_format.CopyFrom(kv_format_to_pb(self._kv))
+        return reply
 
     @unary
     async def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:

@@ -27,6 +27,9 @@ START_SECONDS = 300.0
 WORKER_MODULE = "triptych.cluster.worker"
 _NOTHING_MORE: Mapping[str, str] = {}
 
+Tables = Mapping[str, Mapping[str, object]]
+_NOTHING_OWN: Mapping[Role, Tables] = {}
+
 
 class WorkerProcess:
     """One worker process; `kill` ends it without warning."""
@@ -91,22 +94,22 @@ class ProcessCluster:
         self,
         settings: Settings,
         folder: Path,
-        tables: Mapping[str, Mapping[str, object]],
+        tables: Tables,
         module: str = WORKER_MODULE,
         environment: Mapping[str, str] = _NOTHING_MORE,
+        own: Mapping[Role, Tables] = _NOTHING_OWN,
     ) -> None:
         """tables: the settings that differ from the defaults, as the workers' TOML file has them.
 
+        own: settings of the workers of a role that differ from those
         module, environment: the workers', as WorkerProcess has them
         """
-        config = folder / "settings.toml"
-        config.write_text(toml_of(tables))
-        self._processes = [
-            WorkerProcess(
-                f"worker-{index}", roles, settings, config, folder / f"worker-{index}.log", module, environment
-            )
-            for index, roles in enumerate(TOPOLOGIES[settings.serve.topology])
-        ]
+        self._processes = []
+        for index, roles in enumerate(TOPOLOGIES[settings.serve.topology]):
+            worker_id = f"worker-{index}"
+            config, log = (folder / f"{worker_id}.{kind}" for kind in ("toml", "log"))
+            config.write_text(toml_of(_joined(tables, *(own[role] for role in sorted(roles) if role in own))))
+            self._processes.append(WorkerProcess(worker_id, roles, settings, config, log, module, environment))
         self.router = RouterServer(settings, load_card(settings.serve.model, settings.serve.dtype))
         try:
             self.workers = [process.wait_ready() for process in self._processes]
@@ -145,7 +148,13 @@ class ProcessCluster:
             process.stop()
 
 
-def toml_of(tables: Mapping[str, Mapping[str, object]]) -> str:
+def _joined(*parts: Tables) -> Tables:
+    """Of settings that are in several, those of the last."""
+    names = dict.fromkeys(name for tables in parts for name in tables)
+    return {name: {key: value for tables in parts for key, value in tables.get(name, {}).items()} for name in names}
+
+
+def toml_of(tables: Tables) -> str:
     """A settings file of plain values."""
     lines: list[str] = []
     for table, entries in tables.items():

@@ -29,6 +29,27 @@ ClaimId = NewType("ClaimId", bytes)  # 16 random bytes
 DIGEST_BYTES = 32
 ID_BYTES = 16
 
+# What numbers of refs may be: torch's names, and bytes of one.
+DTYPE_BYTES: Mapping[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint64": 8,
+    "uint32": 4,
+    "uint16": 2,
+    "uint8": 1,
+}
+
 MOST_BRANCHES = 8  # choices of one request
 MOST_TOP_LOGPROBS = 20
 LARGEST_BIAS = 100.0
@@ -251,6 +272,8 @@ class EmbeddingRef:
         _require_digest("item digest", self.item_digest)
         if min(self.rows, self.width, self.levels) <= 0 or not self.shards:
             raise InvalidRecord(f"embedding ref of {self.levels}x{self.rows}x{self.width} in {len(self.shards)} shards")
+        _require_dtype(self.dtype)
+        _require_distinct(self.shards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,12 +299,15 @@ class KVRef:
     lease_seconds: float
     event: int = 0
     checksum: bytes = b""
+    block_size: int = 0  # tokens in a block of the sender; 0: as many as in one of the receiver
 
     def __post_init__(self) -> None:
         if self.tokens_end <= self.tokens_begin or not self.blocks or not self.shards:
             raise InvalidRecord(
                 f"KV ref of {len(self.blocks)} blocks for tokens [{self.tokens_begin}, {self.tokens_end})"
             )
+        _require_dtype(self.dtype)
+        _require_distinct(self.shards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +420,16 @@ def check_move(before: Stage, after: Stage) -> None:
     """Raises InvalidRecord for a move the table does not list."""
     if after not in MOVES[before]:
         raise InvalidRecord(f"a request cannot go from {before} to {after}")
+
+
+def _require_dtype(name: str) -> None:
+    if name not in DTYPE_BYTES:
+        raise InvalidRecord(f"a ref of dtype {name!r}, expected one of {', '.join(DTYPE_BYTES)}")
+
+
+def _require_distinct(shards: tuple[Shard, ...]) -> None:
+    if len(set(shards)) != len(shards):
+        raise InvalidRecord(f"a ref in {len(shards)} shards names one of them twice")
 
 
 def _require_digest(what: str, digest: bytes) -> None:

@@ -270,6 +270,7 @@ def kv_ref_to_pb(ref: KVRef) -> pb.KVRef:
         lease_ms=_lease_to_ms(ref.lease_seconds),
         checksum=ref.checksum,
         levels=1,
+        block_size=ref.block_size,
     )
 
 
@@ -286,6 +287,7 @@ def kv_ref_from_pb(message: pb.KVRef) -> KVRef:
         lease_seconds=message.lease_ms / 1000,
         event=message.event,
         checksum=message.checksum,
+        block_size=message.block_size,
     )
 
 

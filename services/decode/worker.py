@@ -119,7 +119,8 @@ class DecodeWorker(RoleWorker):
         if handover is None:
             self._language.peers.release_stray(ref.owner, ref.claim_id)
             raise _gone()
-        span = KVSpan(ref.claim_id, ref.owner, ref.tokens_begin, ref.tokens_end, len(ref.blocks), self._block_size)
+        size = ref.block_size or self._block_size
+        span = KVSpan(ref.claim_id, ref.owner, ref.tokens_begin, ref.tokens_end, len(ref.blocks), size)
         handover.refs[ref.claim_id] = ref
         self._tell(handover, lambda takeover, now: takeover.ref(now, span))
         if not handover.takeover.is_wanted:
@@ -228,8 +229,8 @@ class DecodeWorker(RoleWorker):
     def _do(self, handover: Handover, action: TakeoverAction) -> Event | None:
         """What follows at once, if anything does."""
         match action:
-            case StartPull(span):
-                self._start_pull(handover, span.claim)
+            case StartPull(span, keep_tokens):
+                self._start_pull(handover, span.claim, keep_tokens)
             case DropPull(claim):
                 # One that runs already ends by itself: it is told that it is not wanted, or it lands.
                 pull = handover.pulls.get(claim)
@@ -245,13 +246,13 @@ class DecodeWorker(RoleWorker):
                 self._free(handover)
         return None
 
-    def _start_pull(self, handover: Handover, claim: ClaimId) -> None:
+    def _start_pull(self, handover: Handover, claim: ClaimId, keep_tokens: int) -> None:
         ref = handover.refs[claim]
         if ref.owner != self._site.owner:
-            handover.sent_tokens += ref.tokens_end - ref.tokens_begin
+            handover.sent_tokens += ref.tokens_end - max(ref.tokens_begin, keep_tokens)
         # It may queue behind other pulls for longer than its lease.
         self._language.peers.keep(ref.owner, claim, ref.lease_seconds)
-        handover.pulls[claim] = self._pulls.submit(ref.owner, partial(self._pull, handover, ref))
+        handover.pulls[claim] = self._pulls.submit(ref.owner, partial(self._pull, handover, ref, keep_tokens))
 
     def _free(self, handover: Handover) -> None:
         with self._lock:
@@ -263,17 +264,17 @@ class DecodeWorker(RoleWorker):
         if handover.claim is not None:
             self._site.leases.release([handover.claim])
 
-    def _pull(self, handover: Handover, ref: KVRef) -> None:
+    def _pull(self, handover: Handover, ref: KVRef, keep_tokens: int) -> None:
         claim = ref.claim_id
         try:
-            self._read(handover, ref)
+            self._read(handover, ref, keep_tokens)
         except Exception as error:
             told = handover.met(error)
             self._tell(handover, lambda takeover, now: takeover.pull_failed(now, claim, type(told), told.message))
         else:
             self._tell(handover, lambda takeover, now: takeover.pull_landed(now, claim))
 
-    def _read(self, handover: Handover, ref: KVRef) -> None:
+    def _read(self, handover: Handover, ref: KVRef, keep_tokens: int) -> None:
         try:
             # A second guard: the engine itself may end a reservation, at its deadline or with all others.
             blocks = self._engine.share_prompt_blocks(handover.key)
@@ -281,9 +282,7 @@ class DecodeWorker(RoleWorker):
             self._language.peers.release(ref.owner, ref.claim_id)
             raise
         try:
-            first = ref.tokens_begin // self._block_size
-            mine = blocks[first : first + len(ref.blocks)]
-            self._language.read_blocks(ref, mine, lambda: handover.takeover.is_wanted)
+            self._language.read_blocks(ref, blocks, keep_tokens, lambda: handover.takeover.is_wanted)
         finally:
             self._engine.release_blocks(blocks)
 

@@ -165,7 +165,7 @@ class BlockRef(_message.Message):
     def __init__(self, id: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class KVRef(_message.Message):
-    __slots__ = ("claim_id", "owner", "blocks", "tokens_begin", "tokens_end", "shards", "dtype", "kv_layout", "event", "lease_ms", "checksum", "levels")
+    __slots__ = ("claim_id", "owner", "blocks", "tokens_begin", "tokens_end", "shards", "dtype", "kv_layout", "event", "lease_ms", "checksum", "levels", "block_size")
     CLAIM_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,7 @@ class KVRef(_message.Message):
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     claim_id: bytes
     owner: Endpoint
     blocks: _containers.RepeatedCompositeFieldContainer[BlockRef]
@@ -190,7 +191,8 @@ class KVRef(_message.Message):
     lease_ms: int
     checksum: bytes
     levels: int
-    def __init__(self, claim_id: _Optional[bytes] = ..., owner: _Optional[_Union[Endpoint, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[BlockRef, _Mapping]]] = ..., tokens_begin: _Optional[int] = ..., tokens_end: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., dtype: _Optional[str] = ..., kv_layout: _Optional[bytes] = ..., event: _Optional[int] = ..., lease_ms: _Optional[int] = ..., checksum: _Optional[bytes] = ..., levels: _Optional[int] = ...) -> None: ...
+    block_size: int
+    def __init__(self, claim_id: _Optional[bytes] = ..., owner: _Optional[_Union[Endpoint, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[BlockRef, _Mapping]]] = ..., tokens_begin: _Optional[int] = ..., tokens_end: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., dtype: _Optional[str] = ..., kv_layout: _Optional[bytes] = ..., event: _Optional[int] = ..., lease_ms: _Optional[int] = ..., checksum: _Optional[bytes] = ..., levels: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
 
 class TopLogprob(_message.Message):
     __slots__ = ("id", "logprob")

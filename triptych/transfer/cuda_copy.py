@@ -138,7 +138,7 @@ def queue_copies(pull: Pull, lane: Pinned) -> Found:
     mark.fill_(pull.event)
     if isinstance(pull.source, CudaIpcMapping):
         mark.copy_(pull.source.event_word(pull.event), non_blocking=True)
-    if pull.scattered is None or len(pull.runs) <= _MOST_RUNS_COPIED_SINGLY:
+    if pull.scattered is None or (not pull.piece_bytes and len(pull.runs) <= _MOST_RUNS_COPIED_SINGLY):
         for run in pull.runs:
             piece = pull.source.data[run.source : run.source + run.num_bytes]
             pull.into[run.target : run.target + run.num_bytes].copy_(piece, non_blocking=True)
@@ -151,8 +151,8 @@ def queue_copies(pull: Pull, lane: Pinned) -> Found:
 
 
 def _scatter(pull: Pull, scattered: tuple[Int64Array, Int64Array], pinned: Tensor) -> None:
-    """Scattered blocks in few kernels: by one, where both memories are one GPU's, else packed on the owner's GPU."""
-    block_bytes = pull.source.info.unit_bytes
+    """Scattered blocks or pieces in few kernels: one, where both memories are one GPU's, else packed on the owner's."""
+    block_bytes = pull.scattered_bytes
     blocks, places = pull.source.data.view(-1, block_bytes), pull.into.view(-1, block_bytes)
     sources = _upload(scattered[0], pinned[0], blocks.device)
     targets = _upload(scattered[1], pinned[1], places.device)

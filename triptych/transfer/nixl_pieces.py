@@ -44,15 +44,18 @@ class WordPart:
 
 def data_parts(pull: Pull, room: int) -> Iterator[Part]:
     """The whole copy of a pull in reads of at most `room` bytes each."""
-    unit_bytes = pull.source.info.unit_bytes
+    unit_bytes = pull.scattered_bytes
     if pull.scattered is None or unit_bytes > room:
-        for runs in _cut(pull.runs, room):
-            yield _part(runs)
+        runs = unit_runs(*pull.scattered, unit_bytes) if pull.scattered is not None else pull.runs
+        for cut in _cut(runs, room):
+            yield _part(cut)
         return
     sources, targets = pull.scattered
     step = room // unit_bytes
     for begin in range(0, sources.size, step):
-        yield unit_part(sources[begin : begin + step], targets[begin : begin + step], unit_bytes)
+        taken = slice(begin, begin + step)
+        part = piece_part if pull.piece_bytes else unit_part
+        yield part(sources[taken], targets[taken], unit_bytes)
 
 
 def unit_part(sources: Int64Array, targets: Int64Array, unit_bytes: int) -> Part:
@@ -60,6 +63,14 @@ def unit_part(sources: Int64Array, targets: Int64Array, unit_bytes: int) -> Part
     places = np.arange(sources.size, dtype=np.int64)
     joined = unit_runs(sources, places, unit_bytes)
     return Part(_pieces(joined), unit_runs(places, targets, unit_bytes), (places, targets))
+
+
+def piece_part(sources: Int64Array, targets: Int64Array, piece_bytes: int) -> Part:
+    """Pieces in one read; too many of them for runs."""
+    places = np.arange(sources.size, dtype=np.int64)
+    begins = np.flatnonzero(np.diff(sources, prepend=-2) != 1)
+    lengths = np.diff(begins, append=sources.size)
+    return Part(np.stack((sources[begins], lengths), axis=1) * piece_bytes, (), (places, targets))
 
 
 def word_parts(units: Int64Array, room: int) -> Iterator[WordPart]:
@@ -75,8 +86,11 @@ def word_parts(units: Int64Array, room: int) -> Iterator[WordPart]:
 
 def scattered(pull: Pull, below_bytes: int) -> bool:
     """Whether a pull reads several pieces that are shorter on average than this."""
-    pieces = _num_pieces(pull.runs)
-    return pieces > 1 and sum(run.num_bytes for run in pull.runs) < pieces * below_bytes
+    if pull.piece_bytes and pull.scattered is not None:
+        pieces = int(np.count_nonzero(np.diff(pull.scattered[0]) != 1)) + 1
+    else:
+        pieces = _num_pieces(pull.runs)
+    return pieces > 1 and pull.num_bytes < pieces * below_bytes
 
 
 def as_packed(pull: Pull) -> Pull:
@@ -91,7 +105,10 @@ def as_packed(pull: Pull) -> Pull:
         units = None
         if pull.scattered is not None:
             sources, targets = pull.scattered
-            units = (np.array([place_of[int(unit)] for unit in sources], dtype=np.int64), targets)
+            each = unit_bytes // pull.scattered_bytes
+            claimed, which = np.unique(sources // each, return_inverse=True)
+            there = np.array([place_of[int(unit)] for unit in claimed], dtype=np.int64)
+            units = (there[which] * each + sources % each, targets)
     except KeyError as error:
         raise TransferFailed(f"unit {error} is not among those claimed") from error
     return replace(pull, runs=runs, scattered=units)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from triptych.errors import TransferFailed
@@ -13,6 +14,10 @@ from triptych.transfer.checksum import checksum
 from triptych.transfer.host_slab import fence
 from triptych.transfer.mapping import Mapping
 from triptych.transfer.slab import Slab
+
+Bytes = npt.NDArray[np.uint8]
+
+_GATHERED_BYTES = 4 << 20  # memory that pieces pass through; stays in a cache
 
 
 class ByteRun(NamedTuple):
@@ -28,10 +33,12 @@ class Pull:
     """A checked copy: everything lies inside its memory.
 
     into:        [bytes] uint8 on the reader's device
-    runs:        the whole copy as runs of bytes; none when the data is in place already
+    runs:        the whole copy as runs of bytes, unless it is in pieces; none when the data is in place already
     units:       [units] int64 source units the claim covers; their words are read after the data
     generations: [units] int64 what those words must say
     scattered:   for copies of whole units, also as (source units, target units), [moved] int64 each; else None
+    piece_bytes: where not 0, the whole copy is in pieces of so many bytes, and `scattered` numbers those on both sides;
+                 source unit and destination are a number of pieces each, and there are no runs
     home:        the slab of this worker that `into` lies in, if any: its stamps come before the copy's first byte
     claim:       of whom the bytes are; empty where nobody asks
     alone:       no other pull belongs to the claim: the owner may take the last word's being read for a release
@@ -49,6 +56,19 @@ class Pull:
     claim: bytes = b""
     alone: bool = True
     halfway: Callable[[], None] | None = None
+    piece_bytes: int = 0
+
+    @property
+    def scattered_bytes(self) -> int:
+        """What one number of `scattered` stands for."""
+        return self.piece_bytes or self.source.info.unit_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole copy."""
+        if self.piece_bytes and self.scattered is not None:
+            return self.scattered[0].size * self.piece_bytes
+        return sum(run.num_bytes for run in self.runs)
 
 
 class CopyAbandoned(TransferFailed):
@@ -83,6 +103,8 @@ class HostCopier:
         # numpy rather than torch: one memcpy on this thread, without the interpreter lock, and without a team of
         # OpenMP threads for every puller thread.
         data, into = pull.source.data.numpy(), pull.into.numpy()
+        if pull.piece_bytes and pull.scattered is not None:
+            _copy_pieces(data, into, pull, pull.scattered)
         for index, run in enumerate(halved(pull)):
             into[run.target : run.target + run.num_bytes] = data[run.source : run.source + run.num_bytes]
             if index == 0 and pull.halfway is not None:
@@ -94,6 +116,16 @@ class HostCopier:
 
     def checksum(self, tensor: Tensor, rows: Sequence[int] | None = None) -> bytes:
         return checksum(tensor if rows is None else tensor[list(rows)])
+
+
+def _copy_pieces(data: Bytes, into: Bytes, pull: Pull, scattered: tuple[Int64Array, Int64Array]) -> None:
+    pieces, places = data.reshape(-1, pull.piece_bytes), into.reshape(-1, pull.piece_bytes)
+    step = max(1, min(_GATHERED_BYTES // pull.piece_bytes, -(-scattered[0].size // 2)))
+    for begin in range(0, scattered[0].size, step):
+        sources, targets = (ids[begin : begin + step] for ids in scattered)
+        places[targets] = pieces[sources]
+        if begin == 0 and pull.halfway is not None:
+            pull.halfway()
 
 
 def halved(pull: Pull) -> tuple[ByteRun, ...]:

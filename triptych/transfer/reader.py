@@ -28,11 +28,11 @@ from triptych.transfer.mapping import Mapping, poll_until
 from triptych.transfer.nixl import NixlCopier
 from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.pairing import open_mapping
-from triptych.transfer.plan import only_shard, plan_blocks, plan_rows
 from triptych.transfer.protocol.pulling import PullMachine
-from triptych.transfer.pull import Copier, HostCopier, Pull
+from triptych.transfer.pull import Copier, CopyAbandoned, HostCopier, Pull
 from triptych.transfer.quarantine import Quarantine, overlap
 from triptych.transfer.reading import GiveBack, IsWanted, Reading
+from triptych.transfer.shards import Landed, Repack, plan_repacked, plan_row_shards, plan_same_blocks
 from triptych.transfer.slab import Slab
 from triptych.transfer.staging import Prepare
 
@@ -94,7 +94,7 @@ class Reader:
         Raises ClaimExpired when the owner has freed or overwritten the rows, and TransferFailed, WrongIncarnation or
         WorkerLost when they cannot be had; `into` holds nothing of use then.
         """
-        plan = partial(plan_rows, ref, into=into)
+        plan = partial(plan_row_shards, ref, into=into)
         self._read(_Errand(self, "rows", ref, plan, lambda: self._copier.checksum(into)), deadline, is_wanted)
 
     def read_blocks(
@@ -110,9 +110,36 @@ class Reader:
         When `into` is the slab the claim is in, blocks that are their own destination stay where they are.
         Deadline and errors as in `read_rows`.
         """
-        plan = partial(plan_blocks, ref, into=into, block_ids=block_ids)
+        plan = partial(plan_same_blocks, ref, into=into, block_ids=block_ids)
         sum_up = partial(self._copier.checksum, into, block_ids)
         self._read(_Errand(self, "kv", ref, plan, sum_up), deadline, is_wanted)
+
+    def read_repacked(
+        self,
+        ref: KVRef,
+        repack: Repack,
+        into: Tensor,
+        deadline: float | None = None,
+        is_wanted: IsWanted = always,
+    ) -> None:
+        """Copies the claimed tokens to their places in blocks of another format; otherwise as `read_blocks`.
+
+        A checksum is of the owner's blocks: a claim that has one lands as they are, and is repacked once it is known
+        to be right.
+        """
+        if not ref.checksum:
+            plan = partial(plan_repacked, ref, repack=repack, into=into)
+            self._read(_Errand(self, "kv", ref, plan, bytes), deadline, is_wanted)
+            return
+        limit = self._deadline(deadline)
+        landed = Landed(ref, self._device)
+        self._read(_Errand(self, "kv", ref, landed.plan, lambda: landed.checksum(self._copier)), limit, is_wanted)
+        for pull in landed.repack(repack, into):
+            try:
+                self._copier.copy(replace(pull, home=self._home(into)), limit)
+            except CopyAbandoned as error:
+                self._quarantine.hold(error.ended, into, lambda: None)
+                raise
 
     def open(self, endpoint: Endpoint, deadline: float | None = None) -> str:
         """The transport to a neighbour, with its arenas opened ahead of the first ref. Raises as reading does."""
@@ -212,7 +239,7 @@ class Reader:
 class _Errand:
     """What the reader does for one claim, as `Errand` says.
 
-    plan:   the copy out of the claimed arena
+    plan:   the copies out of the claimed arenas, one for each of the ref's shards
     sum_up: the checksum of what has landed
     """
 
@@ -221,7 +248,7 @@ class _Errand:
         reader: Reader,
         kind: str,
         ref: EmbeddingRef | KVRef,
-        plan: Callable[[Mapping], Pull],
+        plan: Callable[[Sequence[Mapping]], Sequence[Pull]],
         sum_up: Callable[[], bytes],
     ) -> None:
         self.ref = ref
@@ -233,10 +260,12 @@ class _Errand:
 
     def open(self, limit: float) -> Sequence[Pull]:
         reader = self._reader
-        pull = self._plan(reader._source(self.ref.owner, only_shard(self.ref.shards), limit, self._held))
-        reader._require_here(pull.into)
+        pulls = self._plan([reader._source(self.ref.owner, shard, limit, self._held) for shard in self.ref.shards])
+        for pull in pulls:
+            reader._require_here(pull.into)
         halfway = partial(reader._faults.at, f"{self._kind}.middle") if reader._faults.on else None
-        return [replace(pull, home=reader._home(pull.into), claim=self.ref.claim_id, halfway=halfway)]
+        told = {"claim": self.ref.claim_id, "halfway": halfway, "alone": len(self.ref.shards) == 1}
+        return [replace(pull, home=reader._home(pull.into), **told) for pull in pulls]
 
     def close(self) -> None:
         self._held.close()
@@ -249,7 +278,7 @@ class _Errand:
 
     def delivered(self, pulls: Sequence[Pull], seconds: float) -> None:
         source = pulls[0].source
-        num_bytes = sum(run.num_bytes for pull in pulls for run in pull.runs)
+        num_bytes = sum(pull.num_bytes for pull in pulls)
         self._reader._figures.copied(source.info.kind, source.transport, num_bytes, seconds)
         self._reader._faults.at(f"{self._kind}.verified")
 
@@ -258,6 +287,8 @@ def spoil(pull: Pull) -> None:
     """For tests: the last byte that was copied becomes another."""
     for run in pull.runs[-1:]:
         pull.into[run.target + run.num_bytes - 1] ^= 0xFF
+    if pull.piece_bytes and pull.scattered is not None:
+        pull.into[(int(pull.scattered[1][-1]) + 1) * pull.piece_bytes - 1] ^= 0xFF
 
 
 def copier_for(device: torch.device) -> Copier:
