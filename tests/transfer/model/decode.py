@@ -106,7 +106,7 @@ class Decode(Owner, Consumer):
         return idle and not len(self.keeper.machine)
 
     def check(self) -> None:
-        self.leases.check()
+        self.check_leases()
         self.index.check()
         self.ledger.check(self._sequences)
         for sequence in self._sequences.values():

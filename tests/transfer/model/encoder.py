@@ -60,7 +60,7 @@ class Encoder(Owner):
 
     def check(self) -> None:
         self.store.check()
-        self.leases.check()
+        self.check_leases()
 
     # Inside
 

@@ -40,6 +40,7 @@ class Owner:
         self.leases: LeaseTable = world.planted.lease_table(process.clock, self._new_id)
         self.announces_early = world.random.random() < 0.5  # refs go out before their bytes are there, as on CUDA
         self._ending = "release"
+        self._touched = True  # the lease table, since it was checked
         self._broken: set[RequestId | Endpoint] = set()  # calls that were cancelled, routers that are lost
         process.later(world.random.uniform(0, SWEEP_SECONDS), "sweep", self._sweep)
 
@@ -52,6 +53,7 @@ class Owner:
         return self.slab
 
     def renew(self, claims: Sequence[ClaimId], seconds: float) -> list[ClaimId]:
+        self._touched = True
         gone = self.leases.renew(claims, seconds)
         self.world.oracle.renewed(claims, gone)
         return gone
@@ -77,6 +79,7 @@ class Owner:
     ) -> ClaimId:
         """A lease whose end calls `free`, known to the oracle."""
         granted: list[ClaimId] = []
+        self._touched = True
 
         def end() -> None:
             self.world.oracle.ended(granted[0], self._ending)
@@ -109,12 +112,19 @@ class Owner:
     def _half(self, unit: int, half: int, data: bytes) -> Callable[[], None]:
         return lambda: self.write(unit, half, data)
 
+    def check_leases(self) -> None:
+        """What nobody has touched since is as whole as it was."""
+        if self._touched:
+            self.leases.check()
+            self._touched = False
+
     def _sweep(self) -> None:
         self._ending_by("sweep", self.leases.sweep)
         self.world.oracle.check_overdue(self.process)
         self.process.later(SWEEP_SECONDS, "sweep", self._sweep)
 
     def _ending_by(self, by: str, call: Callable[[], Any]) -> Any:
+        self._touched = True
         before, self._ending = self._ending, by
         try:
             return call()

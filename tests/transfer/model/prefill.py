@@ -112,7 +112,7 @@ class Prefill(Owner, Consumer):
         return idle and not self.extents.taken and not len(self.keeper.machine)
 
     def check(self) -> None:
-        self.leases.check()
+        self.check_leases()
         self.ledger.check(job.key for job in self._jobs.values())
         self.extents.check()
 
