@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -153,8 +154,11 @@ def _become_worker(order: Order) -> NoReturn:
     try:
         run_worker(BUILDERS)
         status = 0
+    except BaseException:  # no other word leaves this process
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(status)
 
 
