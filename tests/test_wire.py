@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from tests.multimodal.parts import image, random_parts, text
 from triptych import wire
-from triptych.errors import InvalidRecord
+from triptych.errors import DeadlineExceeded, InternalError, InvalidRecord, TriptychError, WorkerLost
 from triptych.journey import BlockRef, EmbeddingRef, Endpoint, KVRef, Layout, Shard, new_claim_id
 from triptych.multimodal.layout import lay_out, verify_layout
 from triptych.pb import common_pb2
@@ -90,3 +91,35 @@ def _bytes_fields(message: Any, prefix: str = "") -> list[str]:
         elif field.type == FieldDescriptor.TYPE_BYTES:
             found.append(prefix + field.name)
     return found
+
+
+class Broken(grpc.RpcError):
+    """A call that has failed, without a word of the worker's own."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "meaning"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", WorkerLost),
+        (grpc.StatusCode.CANCELLED, "", WorkerLost),
+        # What a write over a connection that has just broken ends with.
+        (grpc.StatusCode.INTERNAL, "Internal error from Core", WorkerLost),
+        (grpc.StatusCode.INTERNAL, "a bug", InternalError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "", DeadlineExceeded),
+    ],
+)
+def test_a_connection_that_breaks_is_a_worker_lost_and_may_be_tried_again(
+    code: grpc.StatusCode, details: str, meaning: type[TriptychError]
+) -> None:
+    error = wire.error_from_rpc(Broken(code, details))
+    assert type(error) is meaning
+    assert error.retryable == (meaning is WorkerLost)

@@ -401,6 +401,8 @@ def error_from_rpc(error: grpc.RpcError) -> TriptychError:
         return DeadlineExceeded("a worker did not answer in time")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Overloaded(f"a worker refused: {detail}")
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+    # Sending over a connection that has just broken: grpc.aio tells that with these words, not with UNAVAILABLE.
+    broke = code is grpc.StatusCode.INTERNAL and detail.startswith("Internal error from Core")
+    if broke or code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return WorkerLost("a worker went away while it held the request")
     return InternalError(f"a worker failed: {code.name} {detail}")
