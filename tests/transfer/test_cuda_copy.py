@@ -80,3 +80,16 @@ def test_a_copy_without_units_of_its_own_reads_no_words() -> None:
     assert queue_copies(pull, HostMemory()).words(pull).size == 0
     assert into[::2, 0].tolist() == list(range(0, NUM_UNITS, 2))
     assert not into[1::2].any()
+
+
+def test_pieces_find_their_places_with_the_words_of_all_claimed_units() -> None:
+    source, into = mapped(came_to=6), torch.full((NUM_UNITS * UNIT_BYTES,), 99, dtype=torch.uint8)
+    pieces, places = torch.randperm(NUM_UNITS * 3)[:50], torch.randperm(NUM_UNITS * 3)[:50]
+    units = np.array([7, 3, 30], dtype=np.int64)
+    where = (pieces.numpy(), places.numpy())
+    pull = Pull(source, into, (), units, 100 + units, 6, where, piece_bytes=8)
+    assert pull.num_bytes == 400
+    assert queue_copies(pull, HostMemory()).words(pull).tolist() == [107, 103, 130]
+    wanted = torch.full((NUM_UNITS * 3, 8), 99, dtype=torch.uint8)
+    wanted[places] = source.data.view(-1, 8)[pieces]
+    assert torch.equal(into.view(-1, 8), wanted)

@@ -106,3 +106,44 @@ def test_bytes_outside_of_what_is_claimed_are_in_no_pack() -> None:
     into = torch.zeros(UNIT * UNITS, dtype=torch.uint8)
     with pytest.raises(TransferFailed, match="unit 3 is not among those claimed"):
         as_packed(pull_of((ByteRun(3 * UNIT, 0, 8),), into, [1, 2]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_arrive_with_near_ones_in_one_read(seed: int) -> None:
+    chance = random.Random(seed)
+    piece = chance.choice([4, 16, 64])
+    num_pieces = UNIT * UNITS // piece
+    count = chance.randint(1, num_pieces)
+    sources = np.array(chance.sample(range(num_pieces), count), dtype=np.int64)
+    targets = np.array(chance.sample(range(num_pieces), count), dtype=np.int64)
+    units = chance.sample(range(UNITS), UNITS)
+    pull = pull_of(
+        (), torch.zeros(UNIT * UNITS, dtype=torch.uint8), units, scattered=(sources, targets), piece_bytes=piece
+    )
+    wanted = torch.full_like(pull.into, 255).view(-1, piece)
+    wanted[targets] = pull.source.data.view(-1, piece)[sources]
+    pack = pull.source.data.view(-1, UNIT)[units].reshape(-1)
+    room = chance.choice([64, 200, 640, 10_000])
+    for one, source in ((pull, pull.source.data), (as_packed(pull), pack)):
+        into = torch.full_like(pull.into, 255).view(-1, piece)
+        for part in data_parts(one, room):
+            window = torch.cat([source[begin : begin + length] for begin, length in part.pieces.tolist()])
+            assert window.numel() <= room
+            assert part.scattered is not None
+            places, goals = part.scattered
+            into[goals] = window.view(-1, piece)[places]
+        assert torch.equal(into, wanted)
+    assert not scattered(pull, 1 << 30), "all of this slab is nearer than a read is dear"
+
+
+def test_pieces_that_are_far_from_each_other_are_read_apart() -> None:
+    slab = create_slab("kv", 2, 1 << 20, 8, CPU)
+    sources = np.array([0, 1, 3, 5 << 14, (5 << 14) + 1], dtype=np.int64)  # pieces of 64 bytes
+    named = np.arange(8, dtype=np.int64)
+    into = torch.zeros(1 << 20, dtype=torch.uint8)
+    pull = Pull(LocalMapping(slab), into, (), named, named, 0, (sources, named[:5]), piece_bytes=64)
+    (part,) = data_parts(pull, 1 << 20)
+    assert part.pieces.tolist() == [[0, 4 * 64], [5 << 20, 2 * 64]]
+    assert part.scattered is not None
+    assert part.scattered[0].tolist() == [0, 1, 3, 4, 5]
+    assert scattered(pull, 1 << 20)

@@ -82,7 +82,7 @@ class Passage:
     def _land(self, pull: Pull, source: ArenaInfo, part: Part, read: NixlRead, half: Tensor) -> None:
         self._wait(source, read)
         if part.scattered is not None:
-            half = half[: part.scattered[0].size * pull.scattered_bytes]
+            half = half[: (int(part.scattered[0].max()) + 1) * pull.scattered_bytes]
         seen = _Seen(pull.source.info, half, self._window.words)
         plain = replace(pull, source=seen, runs=part.runs, scattered=part.scattered, halfway=None)
         self._copy(replace(plain, units=_NONE, generations=_NONE))

@@ -12,6 +12,7 @@ from triptych.transfer.pull import ByteRun, Pull, unit_runs
 
 # Reading a few words too many costs less than another piece.
 _WORDS_GAP = 512
+_PIECES_GAP_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,7 +21,8 @@ class Part:
 
     pieces:    [pieces, 2] int64 bytes from the beginning of the slab's data, and lengths
     runs:      from where in the window to where in the pull's destination
-    scattered: where all of it is whole units, also as (units in the window, target units); else None
+    scattered: where all of it is whole units, also as (units in the window, target units); for a pull in pieces those,
+               and no runs; else None
     """
 
     pieces: Int64Array
@@ -50,12 +52,13 @@ def data_parts(pull: Pull, room: int) -> Iterator[Part]:
         for cut in _cut(runs, room):
             yield _part(cut)
         return
+    if pull.piece_bytes:
+        yield from _piece_parts(*pull.scattered, pull.piece_bytes, room)
+        return
     sources, targets = pull.scattered
     step = room // unit_bytes
     for begin in range(0, sources.size, step):
-        taken = slice(begin, begin + step)
-        part = piece_part if pull.piece_bytes else unit_part
-        yield part(sources[taken], targets[taken], unit_bytes)
+        yield unit_part(sources[begin : begin + step], targets[begin : begin + step], unit_bytes)
 
 
 def unit_part(sources: Int64Array, targets: Int64Array, unit_bytes: int) -> Part:
@@ -63,14 +66,6 @@ def unit_part(sources: Int64Array, targets: Int64Array, unit_bytes: int) -> Part
     places = np.arange(sources.size, dtype=np.int64)
     joined = unit_runs(sources, places, unit_bytes)
     return Part(_pieces(joined), unit_runs(places, targets, unit_bytes), (places, targets))
-
-
-def piece_part(sources: Int64Array, targets: Int64Array, piece_bytes: int) -> Part:
-    """Pieces in one read; too many of them for runs."""
-    places = np.arange(sources.size, dtype=np.int64)
-    begins = np.flatnonzero(np.diff(sources, prepend=-2) != 1)
-    lengths = np.diff(begins, append=sources.size)
-    return Part(np.stack((sources[begins], lengths), axis=1) * piece_bytes, (), (places, targets))
 
 
 def word_parts(units: Int64Array, room: int) -> Iterator[WordPart]:
@@ -87,7 +82,8 @@ def word_parts(units: Int64Array, room: int) -> Iterator[WordPart]:
 def scattered(pull: Pull, below_bytes: int) -> bool:
     """Whether a pull reads several pieces that are shorter on average than this."""
     if pull.piece_bytes and pull.scattered is not None:
-        pieces = int(np.count_nonzero(np.diff(pull.scattered[0]) != 1)) + 1
+        near = max(1, _PIECES_GAP_BYTES // pull.piece_bytes)
+        pieces = int(np.count_nonzero(np.diff(np.sort(pull.scattered[0])) > near)) + 1
     else:
         pieces = _num_pieces(pull.runs)
     return pieces > 1 and pull.num_bytes < pieces * below_bytes
@@ -112,6 +108,23 @@ def as_packed(pull: Pull) -> Pull:
     except KeyError as error:
         raise TransferFailed(f"unit {error} is not among those claimed") from error
     return replace(pull, runs=runs, scattered=units)
+
+
+def _piece_parts(sources: Int64Array, targets: Int64Array, piece_bytes: int, room: int) -> Iterator[Part]:
+    """Pieces with what lies between near ones, which is read and left in the window."""
+    order = np.argsort(sources, kind="stable")
+    sources, targets = sources[order], targets[order]
+    steps = np.diff(sources)
+    is_near = steps <= max(1, _PIECES_GAP_BYTES // piece_bytes)
+    places = np.concatenate(([0], np.cumsum(np.where(is_near, steps, 1))))  # as if one window held them all
+    begin = 0
+    while begin < sources.size:
+        end = int(np.searchsorted(places, places[begin] + room // piece_bytes))
+        cuts = np.flatnonzero(~is_near[begin : end - 1]) + begin
+        firsts, lasts = sources[np.append(begin, cuts + 1)], sources[np.append(cuts, end - 1)]
+        pieces = np.stack((firsts, lasts - firsts + 1), axis=1) * piece_bytes
+        yield Part(pieces, (), (places[begin:end] - places[begin], targets[begin:end]))
+        begin = end
 
 
 def _moved(run: ByteRun, place_of: Mapping[int, int], unit_bytes: int) -> Iterator[ByteRun]:
