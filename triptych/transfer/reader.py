@@ -264,8 +264,8 @@ class _Errand:
         for pull in pulls:
             reader._require_here(pull.into)
         halfway = partial(reader._faults.at, f"{self._kind}.middle") if reader._faults.on else None
-        told = {"claim": self.ref.claim_id, "halfway": halfway, "alone": len(self.ref.shards) == 1}
-        return [replace(pull, home=reader._home(pull.into), **told) for pull in pulls]
+        claim, alone = self.ref.claim_id, len(self.ref.shards) == 1
+        return [replace(p, home=reader._home(p.into), claim=claim, alone=alone, halfway=halfway) for p in pulls]
 
     def close(self) -> None:
         self._held.close()
