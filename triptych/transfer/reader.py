@@ -132,7 +132,7 @@ class Reader:
             self._read(_Errand(self, "kv", ref, plan, bytes), deadline, is_wanted)
             return
         limit = self._deadline(deadline)
-        landed = Landed(ref, self._device)
+        landed = Landed(ref, self._device, limit)
         self._read(_Errand(self, "kv", ref, landed.plan, lambda: landed.checksum(self._copier)), limit, is_wanted)
         for pull in landed.repack(repack, into):
             try:

@@ -7,6 +7,7 @@ that rank's heads.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,9 +16,9 @@ from torch import Tensor
 from triptych.errors import TransferFailed
 from triptych.journey import BlockRef, EmbeddingRef, Int64Array, KVRef
 from triptych.transfer.arena import ArenaInfo
-from triptych.transfer.cuda_events import new_stream
+from triptych.transfer.cuda_events import has_completed, new_stream
 from triptych.transfer.kv_format import KVFormat
-from triptych.transfer.mapping import Mapping
+from triptych.transfer.mapping import Mapping, poll_until
 from triptych.transfer.plan import (
     bytes_of,
     claimed_blocks,
@@ -108,12 +109,12 @@ def plan_repacked(ref: KVRef, sources: Sequence[Mapping], repack: Repack, into: 
 class Landed:
     """Memory that a claim lands in as it is, for a checksum ahead of its repacking."""
 
-    def __init__(self, ref: KVRef, device: torch.device) -> None:
+    def __init__(self, ref: KVRef, device: torch.device, deadline: float) -> None:
+        """deadline: time.monotonic, for whoever had the memory before"""
         self._mappings: list[Mapping] = []
         self._ref = ref
         self._device = device
-        # Whatever used this memory before did so on streams of copies, and has been waited for.
-        self._stream = new_stream(device) if device.type == "cuda" else None
+        self._deadline = deadline
         self._landed: list[Tensor] = []
 
     def plan(self, sources: Sequence[Mapping]) -> list[Pull]:
@@ -121,12 +122,22 @@ class Landed:
         count = len(self._ref.blocks)
         pulls = []
         for shard, source in zip(self._ref.shards, sources, strict=True):
-            with torch.cuda.stream(self._stream):
-                into = torch.empty(count, source.info.unit_bytes, dtype=torch.uint8, device=self._device)
+            into = self._memory(count, source.info.unit_bytes)
             pulls.append(plan_blocks(replace(self._ref, shards=(shard,)), source, into, range(count)))
             self._landed.append(into)
             self._mappings.append(_Landing(source.info, into))
         return pulls
+
+    def _memory(self, *shape: int) -> Tensor:
+        """[*shape] uint8 that nothing queued writes into any more. Raises TransferFailed at the deadline."""
+        if self._device.type != "cuda":
+            return torch.empty(shape, dtype=torch.uint8)
+        stream = new_stream(self._device)  # a step of the model, on its own stream, is not waited for
+        with torch.cuda.stream(stream):
+            memory = torch.empty(shape, dtype=torch.uint8, device=self._device)
+            is_free = partial(has_completed, stream.record_event())
+        poll_until(is_free, self._deadline, "memory for KV to land in")
+        return memory
 
     def repack(self, repack: Repack, into: Tensor) -> list[Pull]:
         """From there to where it belongs, once it has landed. Nobody vouches for these copies: they have no units."""
