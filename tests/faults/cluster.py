@@ -79,6 +79,7 @@ class FaultyCluster:
         self.known: dict[str, KnownWorker] = {}
         self._channels: dict[Endpoint, grpc.Channel] = {}
         self._router: RouterServer | None = None
+        self.http = httpx.Client()
         try:
             self._begin({f"{role}-{index}": role for role, count in counts.items() for index in range(count)})
             self.new_router()
@@ -135,8 +136,8 @@ class FaultyCluster:
 
     def ask(self, messages: Sequence[Mapping[str, Any]], max_tokens: int = 16) -> Outcome:
         """Greedy, without an end before `max_tokens`."""
-        body = {"model": "m", "messages": list(messages)}
-        body |= {"max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        body: dict[str, Any] = {"model": "m", "messages": list(messages), "max_tokens": max_tokens, "temperature": 0}
+        body |= {"ignore_eos": True, "return_token_ids": True}
         with self._client() as client:
             response = client.post("/v1/chat/completions", json=body)
         if response.status_code != httpx.codes.OK:
@@ -157,7 +158,8 @@ class FaultyCluster:
         if endpoint not in self._channels:
             self._channels[endpoint] = grpc.insecure_channel(endpoint.address, options=wire.CHANNEL_OPTIONS)
         stub = WorkerStub(self._channels[endpoint])  # type: ignore[no-untyped-call]
-        return stub.Status(worker_pb2.StatusRequest(check_invariants=True), timeout=5)
+        reply: worker_pb2.StatusReply = stub.Status(worker_pb2.StatusRequest(check_invariants=True), timeout=5)
+        return reply
 
     def gauge(self, role: Role, name: str) -> float:
         """Summed over the workers of the role."""

@@ -106,16 +106,13 @@ class Nursling:
         return Path(self._order.errors).read_text()
 
 
-def _serve() -> None:
+def _serve() -> NoReturn:
     """The nursery process: forks a worker for each line it reads."""
     # Imported here, in this process alone: the tests themselves need none of it.
     import torch
 
-    from triptych.cluster import worker
-    from triptych.models import loading
+    from triptych.cluster import worker  # noqa: F401  # all that workers import is to be there before they are forked
 
-    assert worker.BUILDERS
-    assert loading.load_tower  # what workers import late, too, is to be there before they are forked
     torch.set_num_threads(1)  # no thread may live in here: a fork has none but its own
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for workers; the kernel buries them
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -131,6 +128,7 @@ def _serve() -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+    os._exit(0)  # taking down an interpreter that has imported torch takes seconds
 
 
 def _become_worker(order: Order) -> NoReturn:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.cluster import FaultyCluster, Outcome
+from tests.faults.cluster import FaultyCluster, Outcome, Tables
 from tests.faults.nursery import Nursery
 from tests.faults.trial import ASKED, NETWORK_PLACES, Place, answers, strike
 from triptych.config import MIB
@@ -21,7 +21,7 @@ def cluster(
 ) -> Iterator[FaultyCluster]:
     """Two workers of each role."""
     # Few blocks, soon in disorder; and whatever is in pieces is packed by its owner.
-    tables = {
+    tables: Tables = {
         "language": {"kv_bytes": 2 * MIB},
         # How long a pull waits for an owner that stands still.
         "transfer": {"transports": ["nixl"], "nixl_pack_below_bytes": 1 << 30, "copy_timeout_seconds": 4.0},

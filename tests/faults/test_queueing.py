@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.faults.cluster import FaultyCluster, Outcome
+from tests.faults.cluster import FaultyCluster, Outcome, Tables
 from tests.faults.nursery import Nursery
 from tests.faults.trial import SLACK_SECONDS
 from tests.journey.conversations import picture, png
@@ -35,7 +35,7 @@ def cluster(
     nursery: Nursery, checkpoint_folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FaultyCluster]:
     """One worker of each role, each an hour ahead of the one before; landing memory for a single large item."""
-    tables = {
+    tables: Tables = {
         "router": {"status_timeout_seconds": 10.0, "api_key": API_KEY},
         "encoder": {"arena_bytes": ARENA_BYTES, "output_bytes": ARENA_BYTES},
         "language": {"landing_bytes": 1},

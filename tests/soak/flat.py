@@ -30,8 +30,8 @@ class Trend:
 def trend(seconds: Sequence[float], values: Sequence[float]) -> Trend:
     """By the median of the slopes of all pairs (Theil and Sen), which single outliers do not move."""
     begin = seconds[0] + WARM_UP_SHARE * (seconds[-1] - seconds[0])
-    kept = np.searchsorted(np.asarray(seconds), begin)
-    at, level = np.asarray(seconds[kept:], float), np.asarray(values[kept:], float)
+    kept = sum(second < begin for second in seconds)
+    at, level = np.array(seconds[kept:], np.float64), np.array(values[kept:], np.float64)
     left, right = np.triu_indices(len(at), 1)
     slope = float(np.median((level[right] - level[left]) / (at[right] - at[left])))
     rest = level - slope * at
