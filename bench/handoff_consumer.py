@@ -87,7 +87,7 @@ class Consumer:
         self.device = device
         self._owner, self._sizes = owner, sizes
         self._peers = Peers(HERE, owner.met.fingerprint, None, LeaseTable())
-        self._nixl = start_nixl(settings.transfer)
+        self._nixl = start_nixl(settings.transfer, device)
         self._reader = Reader(
             *(self._peers.connect, HERE, {}, device, settings.transfer),
             nixl=self._nixl,

@@ -130,7 +130,7 @@ class WorkerHost:
             settings=self._settings,
             door=Door(owner.incarnation, card.fingerprint, _LEASES * self._settings.transfer.lease_seconds),
             faults=faults,
-            nixl=start_nixl(self._settings.transfer),
+            nixl=start_nixl(self._settings.transfer, device),
         )
         if self._placement.roles & {Role.PREFILL, Role.DECODE}:
             self._language = Language(site)

@@ -6,9 +6,12 @@ import os
 import threading
 from typing import Any
 
+import torch
+
 from triptych.config import TransferSettings
 from triptych.errors import TransferFailed
 from triptych.journey import ClaimId
+from triptych.transfer.cuda_events import bind_context
 from triptych.transfer.leases import LeaseTable
 from triptych.transfer.nixl_agent import NixlAgent
 
@@ -18,11 +21,17 @@ _NOTICE_SECONDS = 0.01
 _IDLE_SECONDS = 0.1
 
 
-def start_nixl(settings: TransferSettings) -> NixlAgent | None:
-    """This worker's agent; None, with the reason in the log, where settings or the host have none."""
+def start_nixl(settings: TransferSettings, device: torch.device | None = None) -> NixlAgent | None:
+    """This worker's agent; None, with the reason in the log, where settings or the host have none.
+
+    device: where the worker's slabs will lie; None for the CPU
+    """
     if "nixl" not in settings.transports:
         log.info("nixl is not used: transfer.transports names %s", ", ".join(settings.transports))
         return None
+    # UCX looks for GPUs as it starts, by the thread's context: later on it would reach device memory by way of the host.
+    if device is not None:
+        bind_context(device)
     try:
         return _start(settings)
     except TransferFailed as error:
