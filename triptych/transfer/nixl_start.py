@@ -29,7 +29,7 @@ def start_nixl(settings: TransferSettings, device: torch.device | None = None) -
     if "nixl" not in settings.transports:
         log.info("nixl is not used: transfer.transports names %s", ", ".join(settings.transports))
         return None
-    # UCX looks for GPUs as it starts, by the thread's context: later on it would reach device memory by way of the host.
+    # UCX looks for GPUs as it starts, by the thread's context; else it would reach their memory by way of the host.
     if device is not None:
         bind_context(device)
     try:
