@@ -62,8 +62,17 @@ class EncoderBudgets:
     @property
     def max_item_tokens(self) -> int:
         """Encoder tokens of the largest item taken here: what the model takes and the arena can hold."""
-        arena_rows = self.arena_bytes // self.row_bytes
-        return max(min(cost.encoder_tokens, arena_rows * cost.tokens_per_row) for cost in self.largest.values())
+        return max(min(cost.encoder_tokens, self._arena_rows * cost.tokens_per_row) for cost in self.largest.values())
+
+    @property
+    def pins_leave_bytes(self) -> int:
+        """What pins must leave in one piece: room for a batch, and for the largest item taken here."""
+        most_rows = max(min(cost.rows, self._arena_rows) for cost in self.largest.values())
+        return max(self.output_bytes, most_rows * self.row_bytes)
+
+    @property
+    def _arena_rows(self) -> int:
+        return self.arena_bytes // self.row_bytes
 
     def units(self, unit_bytes: int) -> int:
         """Units that hold the arena."""
