@@ -7,6 +7,7 @@ A TOML file has one table per dataclass below (`[serve]`, `[router]`, `[encoder]
 import dataclasses
 import difflib
 import ipaddress
+import math
 import os
 import tomllib
 import types
@@ -259,7 +260,8 @@ def _require(holds: bool, name: str, value: Any, wanted: str) -> None:
 
 def _require_positive(table: str, settings: object, *names: str) -> None:
     for name in names:
-        _require(getattr(settings, name) > 0, f"{table}.{name}", getattr(settings, name), "above 0")
+        value = getattr(settings, name)
+        _require(0 < value < math.inf, f"{table}.{name}", value, "above 0 and finite")
 
 
 def _require_network(name: str, cidr: str) -> None:
