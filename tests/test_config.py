@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from triptych.config import RouterSettings, TransferSettings
+from triptych.config import RouterSettings, ServeSettings, TransferSettings
 from triptych.errors import ConfigError
 
 
@@ -14,3 +14,8 @@ def test_a_duration_that_no_clock_can_count_is_refused_by_name(seconds: float) -
         TransferSettings(lease_seconds=seconds)
     with pytest.raises(ConfigError, match=f"router.request_timeout_seconds is {seconds}"):
         RouterSettings(request_timeout_seconds=seconds)
+
+
+def test_fewer_threads_than_none_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"serve.cpu_threads is -2, expected 0 \(the default\) or more"):
+        ServeSettings(cpu_threads=-2)

@@ -53,6 +53,7 @@ class ServeSettings:
         _require_choice("serve.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         for name in ("encoders", "prefills", "decodes"):
             _require(getattr(self, name) >= 1, f"serve.{name}", getattr(self, name), "at least 1")
+        _require(self.cpu_threads >= 0, "serve.cpu_threads", self.cpu_threads, "0 (the default) or more")
         _require(0 < self.gpu_share <= 1, "serve.gpu_share", self.gpu_share, "in (0, 1]")
 
 
