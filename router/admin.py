@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request as HTTPRequest
 
 from triptych import wire
@@ -33,7 +33,9 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class DigestsRequest(BaseModel):
-    """Digests of items, as warming has told them; other keys are ignored."""
+    """Digests of items, as warming has told them. Other keys are refused: a slip must not make `clear` clear all."""
+
+    model_config = ConfigDict(extra="forbid")
 
     digests: Annotated[list[Digest], Field(min_length=1, max_length=_MOST_DIGESTS)] | None = None
 

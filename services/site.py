@@ -12,7 +12,7 @@ import torch
 
 from triptych.config import MIB, Settings
 from triptych.engine.loop import LanguageEngine
-from triptych.errors import ConfigError, TransferFailed, WorkerLost
+from triptych.errors import ConfigError, InvalidRecord, TransferFailed, WorkerLost
 from triptych.journey import EmbeddingRef, Endpoint, KVRef, RequestId, Role
 from triptych.models.base import KVGeometry
 from triptych.models.card import ModelCard
@@ -58,8 +58,12 @@ class Site:
     nixl: NixlAgent | None = None
     staging: Staging | None = None
 
-    def add_slab(self, kind: str, arena_id: int, unit_bytes: int, num_units: int) -> Slab:
-        slab = create_slab(kind, arena_id, unit_bytes, num_units, self.device)
+    def add_slab(self, kind: str, arena_id: int, unit_bytes: int, num_units: int, asked_by: str) -> Slab:
+        """asked_by: the setting that makes it so large. Raises ConfigError, naming it, if there is no such memory."""
+        try:
+            slab = create_slab(kind, arena_id, unit_bytes, num_units, self.device)
+        except (InvalidRecord, TransferFailed) as error:
+            raise ConfigError(f"what {asked_by} asks for cannot be had: {error}") from error
         self.slabs[arena_id] = slab
         self._register(slab)
         log.info("arena %s: %.1f MiB in %d units", kind, unit_bytes * num_units / 2**20, num_units)
@@ -129,7 +133,7 @@ class Language:
             raise ConfigError(
                 f"language.kv_bytes is {settings.kv_bytes}, expected at least {2 * block_bytes} (two blocks)"
             )
-        self.slab = site.add_slab("kv", KV_ARENA, block_bytes, num_blocks)
+        self.slab = site.add_slab("kv", KV_ARENA, block_bytes, num_blocks, asked_by="language.kv_bytes")
         self.format = kv_format(self.model.kv, settings.block_size)
         self.layout = self.format.digest
         self.engine = LanguageEngine(

@@ -7,6 +7,7 @@ A TOML file has one table per dataclass below (`[serve]`, `[router]`, `[encoder]
 import dataclasses
 import difflib
 import ipaddress
+import math
 import os
 import tomllib
 import types
@@ -52,6 +53,7 @@ class ServeSettings:
         _require_choice("serve.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         for name in ("encoders", "prefills", "decodes"):
             _require(getattr(self, name) >= 1, f"serve.{name}", getattr(self, name), "at least 1")
+        _require(self.cpu_threads >= 0, "serve.cpu_threads", self.cpu_threads, "0 (the default) or more")
         _require(0 < self.gpu_share <= 1, "serve.gpu_share", self.gpu_share, "in (0, 1]")
 
 
@@ -278,7 +280,8 @@ def _require(holds: bool, name: str, value: Any, wanted: str) -> None:
 
 def _require_positive(table: str, settings: object, *names: str) -> None:
     for name in names:
-        _require(getattr(settings, name) > 0, f"{table}.{name}", getattr(settings, name), "above 0")
+        value = getattr(settings, name)
+        _require(0 < value < math.inf, f"{table}.{name}", value, "above 0 and finite")
 
 
 def _require_network(name: str, cidr: str) -> None:

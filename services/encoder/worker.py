@@ -70,7 +70,7 @@ def _arena(site: Site, tower: VisionTower, budgets: EncoderBudgets) -> tuple[Sla
     blocks = capturable(tower, settings.graphs)
     unit_bytes = ROWS_PER_UNIT * budgets.row_bytes
     num_units = budgets.units(unit_bytes) + (SCRATCH_UNITS if blocks else 0)
-    slab = site.add_slab("embedding", EMBEDDING_ARENA, unit_bytes, num_units)
+    slab = site.add_slab("embedding", EMBEDDING_ARENA, unit_bytes, num_units, asked_by=budgets.arena_setting)
     return slab, capture(blocks, slab, settings) if blocks else None
 
 

@@ -159,9 +159,10 @@ class Rig:
         arena_rows: int,
         settings: EncoderSettings,
         checksums: bool,
+        output_rows: int = 0,
     ) -> None:
         self.card = card
-        self.budgets = budgets_of(tower, prepare, arena_rows, settings)
+        self.budgets = budgets_of(tower, prepare, arena_rows, settings, output_rows)
         unit_bytes = ROWS_PER_UNIT * self.budgets.row_bytes
         blocks = capturable(tower, settings.graphs)
         num_units = self.budgets.units(unit_bytes) + (SCRATCH_UNITS if blocks else 0)
@@ -236,8 +237,9 @@ def running(
     arena_rows: int = 4096,
     settings: EncoderSettings | None = None,
     checksums: bool = True,
+    output_rows: int = 0,
 ) -> Iterator[Rig]:
-    rig = Rig(card, tower, prepare, arena_rows, settings or EncoderSettings(), checksums)
+    rig = Rig(card, tower, prepare, arena_rows, settings or EncoderSettings(), checksums, output_rows)
     rig.engine.start()
     try:
         yield rig
@@ -249,12 +251,18 @@ def running(
         rig.slab.close()
 
 
-def budgets_of(tower: VisionTower, prepare: ItemPreparer, arena_rows: int, settings: EncoderSettings) -> EncoderBudgets:
-    """Budgets of an arena for that many rows, however large the model's largest item is."""
+def budgets_of(
+    tower: VisionTower, prepare: ItemPreparer, arena_rows: int, settings: EncoderSettings, output_rows: int = 0
+) -> EncoderBudgets:
+    """Budgets of an arena for that many rows, however large the model's largest item is.
+
+    output_rows: of these, for rows being made or read at once; 0: all
+    """
     bytes_per_row = row_bytes(tower.width, tower.levels, tower.dtype.itemsize)
     largest = {Modality.IMAGE: ItemCost(prepare.max_item_tokens, prepare.max_item_rows)}
     arena_bytes = arena_rows * bytes_per_row
-    settings = replace(settings, output_bytes=arena_bytes, arena_bytes=arena_bytes)
+    output_bytes = output_rows * bytes_per_row or arena_bytes
+    settings = replace(settings, output_bytes=output_bytes, arena_bytes=arena_bytes)
     return resolve_budgets(settings, largest, bytes_per_row, tower.context_kinds)
 
 

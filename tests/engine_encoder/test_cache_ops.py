@@ -237,6 +237,15 @@ def test_an_action_for_nothing_is_refused_unless_it_clears(action: CacheAction) 
         control(EmbeddingStore(12, UNIT), action, ())
 
 
+def test_pins_keep_no_item_waiting_that_is_taken_here(card: ModelCard, tower: VisionTower, prepare: Preparer) -> None:
+    with running(card, tower, prepare, arena_rows=64, output_rows=16) as rig:  # the largest item taken has 64 rows
+        small = [rig.wish(picture(seed)) for seed in range(3)]
+        rig.release(small)
+        with pytest.raises(Overloaded, match="in a row would be left"):
+            rig.engine.control(CacheAction.PIN, [wish.ref.item_digest for wish in small])
+        assert rig.wish(picture(4, 224, 224), seconds=5.0).ref.rows == 64
+
+
 def test_an_engine_clears_what_is_cached_and_says_how_much(
     card: ModelCard, tower: VisionTower, prepare: Preparer
 ) -> None:

@@ -32,6 +32,12 @@ def resolved(
     return resolve_budgets(settings, LARGEST, row_bytes=100, context_kinds=kinds)
 
 
+def site_of(card: ModelCard, tower: VisionTower, encoder: EncoderSettings) -> Site:
+    door = Door(incarnation=17, fingerprint=card.fingerprint, longest_lease_seconds=60.0)
+    settings = Settings(encoder=encoder, transfer=TransferSettings())
+    return Site("e0", Endpoint("127.0.0.1:1", 17), card, tower.device, tower.dtype, settings, door)
+
+
 def test_a_token_budget_below_the_largest_item_is_raised_to_it_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     budgets = resolved(tokens=4096)
     assert (budgets.configured_tokens, budgets.tokens) == (4096, 8192)
@@ -71,6 +77,40 @@ def test_the_largest_item_always_fits_an_arena_that_was_not_set_smaller() -> Non
     budgets = resolved(tokens=100, arena_bytes=1)
     assert budgets.max_item_tokens == 8192
     assert resolved(output_bytes=100 * 100, arena_bytes=1).max_item_tokens == 4 * 100
+
+
+def test_an_arena_that_holds_no_row_is_an_error_that_names_the_settings() -> None:
+    with pytest.raises(ConfigError, match=r"output_bytes is 99 and encoder.arena_bytes 1, .* at least 100,"):
+        resolved(output_bytes=99, arena_bytes=1)
+    assert resolved(output_bytes=1, arena_bytes=100).max_item_tokens == 4
+
+
+def test_pins_leave_room_for_the_largest_item_that_is_taken() -> None:
+    assert resolved(output_bytes=1000, arena_bytes=1 << 20).pins_leave_bytes == 2048 * 100
+    assert resolved(output_bytes=1000, arena_bytes=5000).pins_leave_bytes == 5000  # larger ones are refused
+    assert resolved(tokens=16_384, arena_bytes=1 << 20).pins_leave_bytes == 4096 * 100  # a batch
+
+
+@pytest.mark.parametrize(
+    ("budget", "setting"),
+    [
+        (resolved(arena_bytes=1 << 20), "encoder.arena_bytes"),
+        (resolved(output_bytes=2000), "encoder.output_bytes"),
+        (resolved(), "encoder.max_encoder_tokens_per_batch"),
+    ],
+)
+def test_the_setting_that_makes_the_arena_so_large_is_known(budget: EncoderBudgets, setting: str) -> None:
+    assert budget.arena_setting == setting
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 56, 1 << 80])
+@pytest.mark.parametrize("setting", ["arena_bytes", "output_bytes", "max_encoder_tokens_per_batch"])
+def test_a_budget_beyond_all_memory_is_an_error_that_names_the_setting(
+    setting: str, num_bytes: int, card: ModelCard, tower: VisionTower
+) -> None:
+    site = site_of(card, tower, replace(EncoderSettings(), **{setting: num_bytes}))
+    with pytest.raises(ConfigError, match=f"what encoder.{setting} asks for cannot be had"):
+        EncoderWorker(site)
 
 
 def test_attention_capacity_has_the_towers_own_kinds_of_context() -> None:
@@ -147,10 +187,7 @@ def test_budgets_are_resolved_between_the_tower_and_the_memory(
     card: ModelCard, tower: VisionTower, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    encoder = EncoderSettings(arena_bytes=1 << 20)
-    door = Door(incarnation=17, fingerprint=card.fingerprint, longest_lease_seconds=60.0)
-    settings = Settings(encoder=encoder, transfer=TransferSettings())
-    site = Site("e0", Endpoint("127.0.0.1:1", 17), card, tower.device, tower.dtype, settings, door)
+    site = site_of(card, tower, EncoderSettings(arena_bytes=1 << 20))
     worker = EncoderWorker(site)
     try:
         lines = [record.getMessage() for record in caplog.records]

@@ -156,6 +156,9 @@ def test_memory_that_holds_no_unit_or_another_number_is_refused() -> None:
     assert HostTier.create(0, UNIT, CPU) is None
     with pytest.raises(ConfigError, match=r"host_cache_bytes is 63, expected 0 or at least 64"):
         HostTier.create(UNIT - 1, UNIT, CPU)
+    for more_than_there_is in (1 << 56, 1 << 80):
+        with pytest.raises(ConfigError, match=f"host_cache_bytes is {more_than_there_is}, more than this host has"):
+            HostTier.create(more_than_there_is, UNIT, CPU)
     with pytest.raises(ConfigError, match="expected 128 bytes"):
         HostTier(2, UNIT, torch.zeros(UNIT, dtype=torch.uint8))
     tier = HostTier.create(3 * UNIT + 1, UNIT, CPU)

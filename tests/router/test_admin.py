@@ -122,6 +122,7 @@ async def test_pins_and_clears_are_told_in_items_and_bytes(card: ModelCard, enco
         ("unpin", {}, 400, "digests"),
         ("pin", {"digests": []}, 400, "digests"),
         ("clear", {"digests": []}, 400, "digests"),  # an empty list is more likely a slip than a wish for all
+        ("clear", {"digest": ["ab" * 32]}, 400, "digest"),  # misspelt, it must not be for all
         ("pin", {"digests": ["ab" * 31]}, 400, "digests[0]"),
         ("clear", {"digests": ["XY" * 32]}, 400, "digests[0]"),
         ("warm", {"model": "tiny_vl"}, 400, "messages"),

@@ -52,8 +52,8 @@ def test_an_arena_that_contradicts_itself_is_refused(arena: ArenaInfo, change: d
         replace(arena, **change)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("unit_bytes", "num_units"), [(0, 4), (4, 0), (-8, 4)])
-def test_a_slab_without_room_is_refused(unit_bytes: int, num_units: int) -> None:
+@pytest.mark.parametrize(("unit_bytes", "num_units"), [(0, 4), (4, 0), (-8, 4), (1 << 20, 1 << 43), (1 << 40, 1 << 40)])
+def test_a_slab_that_cannot_be_is_refused(unit_bytes: int, num_units: int) -> None:
     with pytest.raises(InvalidRecord):
         new_arena("kv", 2, unit_bytes, num_units)
 

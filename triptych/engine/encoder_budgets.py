@@ -56,14 +56,30 @@ class EncoderBudgets:
         return max(self.output_bytes, self.reuse_bytes)
 
     @property
+    def arena_setting(self) -> str:
+        """Which setting makes the pool as large as it is."""
+        if self.output_bytes <= self.reuse_bytes:
+            return "encoder.arena_bytes"
+        return "encoder.max_encoder_tokens_per_batch" if self.output_derived else "encoder.output_bytes"
+
+    @property
     def modalities(self) -> frozenset[Modality]:
         return frozenset(self.largest)
 
     @property
     def max_item_tokens(self) -> int:
         """Encoder tokens of the largest item taken here: what the model takes and the arena can hold."""
-        arena_rows = self.arena_bytes // self.row_bytes
-        return max(min(cost.encoder_tokens, arena_rows * cost.tokens_per_row) for cost in self.largest.values())
+        return max(min(cost.encoder_tokens, self._arena_rows * cost.tokens_per_row) for cost in self.largest.values())
+
+    @property
+    def pins_leave_bytes(self) -> int:
+        """What pins must leave in one piece: room for a batch, and for the largest item taken here."""
+        most_rows = max(min(cost.rows, self._arena_rows) for cost in self.largest.values())
+        return max(self.output_bytes, most_rows * self.row_bytes)
+
+    @property
+    def _arena_rows(self) -> int:
+        return self.arena_bytes // self.row_bytes
 
     def units(self, unit_bytes: int) -> int:
         """Units that hold the arena."""
@@ -121,6 +137,7 @@ def resolve_budgets(
             *(configured, tokens),
         )
     most_rows = max(max(cost.rows, tokens // cost.tokens_per_row) for cost in largest.values())
+    _check_arena(settings, row_bytes)
     return EncoderBudgets(
         items=settings.max_items_per_batch,
         configured_tokens=configured,
@@ -139,6 +156,15 @@ def _attention_capacity(tokens: int, context_kinds: Sequence[str]) -> dict[str, 
     if not context_kinds:
         return {"attention": max(tokens, _LEAST_ATTENTION_TOKENS)}
     return dict.fromkeys(context_kinds, tokens)
+
+
+def _check_arena(settings: EncoderSettings, row_bytes: int) -> None:
+    # No item would fit, and an encoder that takes none would look like one that does not tell its limit.
+    if settings.output_bytes and max(settings.output_bytes, settings.arena_bytes) < row_bytes:
+        raise ConfigError(
+            f"encoder.output_bytes is {settings.output_bytes} and encoder.arena_bytes {settings.arena_bytes}, "
+            f"expected one of them to be at least {row_bytes}, an embedding row"
+        )
 
 
 def _check(largest: Mapping[Modality, ItemCost], row_bytes: int, context_kinds: Sequence[str]) -> None:

@@ -167,7 +167,7 @@ class EncoderEngine:
         units, scratch = budgets.units(arena.unit_bytes), SCRATCH_UNITS if self._graphs else 0
         if arena.num_units < units + scratch:
             raise ConfigError(f"the arena has {arena.num_units} units, expected {units} and {scratch} of scratch")
-        return EmbeddingStore(units, arena.unit_bytes, host, pins_leave_bytes=budgets.output_bytes)
+        return EmbeddingStore(units, arena.unit_bytes, host, pins_leave_bytes=budgets.pins_leave_bytes)
 
     def _new_ledger(self, store: EmbeddingStore, make_ref: RefMaker) -> EncoderLedger:
         # B as set, not as raised to the largest item: that one goes alone, others need not swell to its size.

@@ -37,15 +37,21 @@ class HostTier(HostBooks):
 
     @classmethod
     def create(cls, num_bytes: int, unit_bytes: int, device: torch.device) -> "HostTier | None":
-        """A tier of as many units as fit `num_bytes`; None for 0 bytes. Raises ConfigError for less than a unit."""
+        """A tier of as many units as fit `num_bytes`; None for 0 bytes.
+
+        Raises ConfigError for less than a unit, and for more than the host has.
+        """
         if num_bytes == 0:
             return None
         units = num_bytes // unit_bytes
         if units == 0:
             raise ConfigError(f"encoder.host_cache_bytes is {num_bytes}, expected 0 or at least {unit_bytes}")
         # An ordinary tensor, also when made under inference mode: it is written outside of it too.
-        with torch.inference_mode(False):
-            memory = torch.empty(units * unit_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        try:
+            with torch.inference_mode(False):
+                memory = torch.empty(units * unit_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        except (RuntimeError, TypeError) as error:  # TypeError: more than 64 bits can count
+            raise ConfigError(f"encoder.host_cache_bytes is {num_bytes}, more than this host has: {error}") from error
         return cls(units, unit_bytes, memory)
 
     def copy_out(self, slab: Slab, demotions: Sequence[Demotion]) -> None:

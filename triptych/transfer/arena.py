@@ -20,6 +20,7 @@ IPC_HANDLE_BYTES = 64  # cudaIpcMemHandle_t and cudaIpcEventHandle_t alike
 
 _MAGIC = b"TRIPTYCH"
 _NONCE_BYTES = 32
+_MOST_BYTES = (1 << 63) - 1  # what a file can be, and a system call be told
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +117,13 @@ def new_arena(kind: str, arena_id: int, unit_bytes: int, num_units: int) -> Aren
     if unit_bytes <= 0 or num_units <= 0:
         raise InvalidRecord(f"a slab of {num_units} units of {unit_bytes} bytes; both must be > 0")
     data_offset = PAGE_BYTES + _whole_pages(num_units * WORD_BYTES)
+    num_bytes = data_offset + _whole_pages(num_units * unit_bytes)
+    if num_bytes > _MOST_BYTES:
+        raise InvalidRecord(f"a slab of {num_units} units of {unit_bytes} bytes; no system has so much")
     return ArenaInfo(
         id=arena_id,
         kind=kind,
-        num_bytes=data_offset + _whole_pages(num_units * unit_bytes),
+        num_bytes=num_bytes,
         words_offset=PAGE_BYTES,
         data_offset=data_offset,
         unit_bytes=unit_bytes,
