@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from triptych.journey import DTYPE_BYTES, KVRef, Shard
 from triptych.transfer.checksum import checksum
 from triptych.transfer.kv_format import KVFormat, repack_refusal
 from triptych.transfer.reader import Reader
+from triptych.transfer.repack import Tokens, repacked
 from triptych.transfer.shards import Repack
 from triptych.transfer.slab import Slab, create_slab
 
@@ -239,6 +241,7 @@ def test_claims_that_do_not_fit_are_refused_before_anything_moves() -> None:
         (ref, bench.repack([0, 0]), "each once"),
         (ref, bench.repack([0, TARGET_BLOCKS]), "each once"),
         (ref, bench.repack([0, 1], keep=16), "begun inside"),
+        (ref, bench.repack([0, 1, 2], keep=64), "it is there up to 64"),
         (replace(ref, tokens_begin=8), bench.repack([0, 1]), "begun inside"),
         (replace(ref, tokens_end=48), bench.repack([0, 1]), "in 3 blocks of 16, expected 2"),
         (ref, replace(bench.repack([0, 1]), theirs=lambda: replace(form, layers=2)), "bytes"),
@@ -257,3 +260,14 @@ def test_missing_heads_are_named() -> None:
     with pytest.raises(TransferFailed, match=r"heads 2\.\.3 of KV are in none of 1 shards"):
         pull(bench, replace(ref, shards=ref.shards[:1]), bench.repack([0]))
     assert ref.owner == OWNER
+
+
+@pytest.mark.parametrize(("there", "here", "heads"), [(16, 32, range(4)), (24, 16, range(4)), (16, 16, range(1, 3))])
+def test_blocks_are_read_one_after_another_from_beginning_to_end(there: int, here: int, heads: range) -> None:
+    """So that a network reads whole blocks, and memory is read in order."""
+    theirs = KVFormat(3, there, 4, 8, "bfloat16")
+    mine = KVFormat(3, here, len(heads), 8, "bfloat16", heads.start, 4)
+    pieces = repacked(theirs, mine, Tokens(0, 96, 0, range(5, 5 + 96 // there), range(96 // here)), heads)
+    assert (np.diff(pieces.sources) > 0).all()
+    if len(heads) == theirs.heads:
+        assert (np.diff(pieces.sources) == 1).all()

@@ -18,7 +18,7 @@ from triptych.transfer.kv_format import KVFormat, repack_refusal
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Bytes [sources[i] * num_bytes, + num_bytes) of the source go to targets[i] * num_bytes; sources ascend."""
+    """Bytes [sources[i] * num_bytes, + num_bytes) of the source go to targets[i] * num_bytes."""
 
     num_bytes: int
     sources: Int64Array
@@ -41,12 +41,11 @@ class Tokens:
     targets: Sequence[int]
 
 
-def equal_pieces(sources: Int64Array, targets: Int64Array, run_bytes: int, *within: int) -> Pieces:
-    """Runs of `run_bytes` that begin at these bytes, as pieces; their size divides the numbers of `within` too."""
-    size = int(np.gcd.reduce(np.concatenate((sources, targets, [run_bytes, *within]))))
-    inside = np.arange(run_bytes // size, dtype=np.int64)
-    spread = [(begins[:, None] // size + inside[None, :]).reshape(-1) for begins in (sources, targets)]
-    return Pieces(size, *spread)
+def equal_pieces(sources: Int64Array, targets: Int64Array, run_bytes: int, piece_bytes: int) -> Pieces:
+    """Runs of `run_bytes` that begin at these bytes. A piece's size divides all of these numbers."""
+    inside = np.arange(run_bytes // piece_bytes, dtype=np.int64)
+    spread = [(begins[:, None] // piece_bytes + inside[None, :]).reshape(-1) for begins in (sources, targets)]
+    return Pieces(piece_bytes, *spread)
 
 
 def repacked(theirs: KVFormat, mine: KVFormat, tokens: Tokens, heads: range) -> Pieces:
@@ -63,10 +62,13 @@ def repacked(theirs: KVFormat, mine: KVFormat, tokens: Tokens, heads: range) -> 
     places = np.arange(max(tokens.begin, tokens.keep), tokens.end, step, dtype=np.int64)
     sources = _begins(theirs, heads, places, np.asarray(tokens.sources)[(places - tokens.begin) // theirs.block_size])
     targets = _begins(mine, heads, places, np.asarray(tokens.targets)[places // mine.block_size])
-    order = np.argsort(sources, axis=None)  # so that reads are as long as they can be
+    order = _by_block((places - tokens.begin) // theirs.block_size, theirs.planes)
+    begins = np.empty((2, order.size), dtype=np.int64)
+    begins[:, order.reshape(-1)] = sources.reshape(-1), targets.reshape(-1)
     run_bytes = step * len(heads) * mine.head_bytes
-    begins = (sources.reshape(-1)[order], targets.reshape(-1)[order])
-    return equal_pieces(*begins, run_bytes, theirs.block_bytes, mine.block_bytes)
+    places_of_heads = (theirs.heads, mine.heads, heads.start - theirs.first_head, heads.start - mine.first_head)
+    piece_bytes = run_bytes if whole else gcd(len(heads), *places_of_heads) * mine.head_bytes
+    return equal_pieces(begins[0], begins[1], run_bytes, piece_bytes)
 
 
 def _begins(form: KVFormat, heads: range, places: Int64Array, blocks: Int64Array) -> Int64Array:
@@ -78,6 +80,17 @@ def _begins(form: KVFormat, heads: range, places: Int64Array, blocks: Int64Array
     return np.asarray(at[:, None] + planes[None, :], dtype=np.int64)
 
 
+def _by_block(blocks: Int64Array, planes: int) -> Int64Array:
+    """[places, planes] which number each gets, so that block after block is read from its beginning to its end.
+
+    blocks: [places] ascending
+    """
+    firsts = np.searchsorted(blocks, blocks)
+    counts = np.searchsorted(blocks, blocks, side="right") - firsts
+    numbers = np.arange(blocks.size, dtype=np.int64) - firsts + firsts * planes
+    return np.asarray(numbers[:, None] + counts[:, None] * np.arange(planes, dtype=np.int64)[None, :], dtype=np.int64)
+
+
 def _misfit(theirs: KVFormat, mine: KVFormat, tokens: Tokens) -> str:
     num_tokens = tokens.end - tokens.begin
     if tokens.begin % theirs.block_size or tokens.keep % mine.block_size or num_tokens < 1:
@@ -85,6 +98,8 @@ def _misfit(theirs: KVFormat, mine: KVFormat, tokens: Tokens) -> str:
             f"KV of tokens [{tokens.begin}, {tokens.end}) in blocks of {theirs.block_size}, from {tokens.keep} on in "
             f"blocks of {mine.block_size}: a block is begun inside"
         )
+    if tokens.keep >= tokens.end:
+        return f"KV up to token {tokens.end} came, it is there up to {tokens.keep}"
     needed, there = -(-num_tokens // theirs.block_size), len(tokens.sources)
     if needed != there:
         return f"KV of {num_tokens} tokens came in {there} blocks of {theirs.block_size}, expected {needed}"

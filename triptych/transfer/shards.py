@@ -8,6 +8,7 @@ that rank's heads.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import gcd
 
 import numpy as np
 import torch
@@ -65,7 +66,8 @@ def plan_row_shards(ref: EmbeddingRef, sources: Sequence[Mapping], into: Tensor)
         units, generations = claimed_units(ref, shard, source, ref.rows * part_bytes)
         require_apart(source, flat)
         begins = (shard.offset + rows * part_bytes, rows * row_bytes + place * part_bytes)
-        pieces = equal_pieces(*begins, part_bytes, source.info.unit_bytes, flat.numel())
+        piece_bytes = gcd(part_bytes, shard.offset, source.info.unit_bytes)
+        pieces = equal_pieces(*begins, part_bytes, piece_bytes)
         pulls.append(_pull(source, flat, pieces, units, generations, ref.event))
     return pulls
 
