@@ -41,9 +41,9 @@ class Memory(RoleWorker):
     def __init__(self, site: Site, sizes: Sizes) -> None:
         self.site = site
         self.rows: Slab = site.add_slab(
-            "embedding", EMBEDDING_ARENA, sizes.unit_bytes, sizes.units_per_item * sizes.items
+            "embedding", EMBEDDING_ARENA, sizes.unit_bytes, sizes.units_per_item * sizes.items, asked_by="this bench"
         )
-        self.kv: Slab = site.add_slab("kv", KV_ARENA, sizes.block_bytes, sizes.pool)
+        self.kv: Slab = site.add_slab("kv", KV_ARENA, sizes.block_bytes, sizes.pool, asked_by="this bench")
 
     def cancel(self, key: RequestId) -> None:
         """Nothing here is any request's."""

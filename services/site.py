@@ -75,8 +75,9 @@ class Site:
         slab = None
         if packs and self.settings.transfer.nixl_pack_below_bytes:
             try:
-                slab = self.add_slab("staging", STAGING_ARENA, STAGING_UNIT_BYTES, max(1, wanted // STAGING_UNIT_BYTES))
-            except TransferFailed as error:
+                units, asked_by = max(1, wanted // STAGING_UNIT_BYTES), "transfer.nixl_staging_bytes"
+                slab = self.add_slab("staging", STAGING_ARENA, STAGING_UNIT_BYTES, units, asked_by)
+            except ConfigError as error:
                 log.warning("scattered blocks go out piece by piece: %s", error.message)
         self.staging = Staging(self.slabs, self.leases, copier_for(self.device), slab)
 

@@ -53,7 +53,7 @@ def owner() -> Iterator[Owner]:
         card = load_card("tiny-vl", "auto")
         door = Door(INCARNATION, card.fingerprint, 300.0)
         site = Site("p0", endpoint, card, CPU, torch.float32, SETTINGS, door)
-        slab = site.add_slab("kv", KV_ARENA, UNIT_BYTES, 32)
+        slab = site.add_slab("kv", KV_ARENA, UNIT_BYTES, 32, asked_by="the test")
         site.start_staging(packs=True)
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(site, [], None), server)  # type: ignore[no-untyped-call]
         await server.start()
