@@ -72,7 +72,7 @@ def test_refs_come_out_of_the_wire_as_they_went_in() -> None:
     ref = embedding_ref(rows=5, levels=4)
     assert wire.embedding_ref_from_pb(wire.embedding_ref_to_pb(ref)) == ref
     blocks = tuple(BlockRef(index * 3, index + 1) for index in range(9))
-    kv = KVRef(new_claim_id(), OWNER, blocks, 16, 160, (Shard(0, 2, 0),), "bfloat16", bytes(16), 30.0, 3, bytes(16))
+    kv = KVRef(new_claim_id(), OWNER, blocks, 16, 160, (Shard(0, 2, 0),), "bfloat16", bytes(16), 30.0, 3, bytes(16), 32)
     assert wire.kv_ref_from_pb(wire.kv_ref_to_pb(kv)) == kv
 
 
