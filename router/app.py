@@ -52,25 +52,28 @@ def build_app(router: Router) -> FastAPI:
 
 
 def _add_models(app: FastAPI, router: Router) -> None:
-    card = {
-        "id": router.name,
-        "object": "model",
-        "created": int(time.time()),
-        "owned_by": "triptych",
-        "root": router.name,
-        "parent": None,
-        "max_model_len": router.card.max_model_len,
-    }
+    created = int(time.time())
+
+    def card() -> dict[str, Any]:
+        return {
+            "id": router.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "triptych",
+            "root": router.name,
+            "parent": None,
+            "max_model_len": router.fleet.max_model_len(router.card.max_model_len),
+        }
 
     @app.get("/v1/models", response_model=None)
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [card]}
+        return {"object": "list", "data": [card()]}
 
     @app.get("/v1/models/{model_id:path}", response_model=None)
     async def model(model_id: str) -> dict[str, Any]:
         if model_id != router.name:
             raise UnknownModel(f"the model {model_id[:100]!r} does not exist", param="model")
-        return card
+        return card()
 
 
 def _add_probes(app: FastAPI, router: Router) -> None:

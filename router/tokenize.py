@@ -29,7 +29,7 @@ async def tokenize(http: HTTPRequest, router: Router) -> dict[str, Any]:
         _check_length(router.prompts.fewest_tokens(len(prompt)), most, "at least ")  # before seconds are spent
         ids = await run(router.threads.texts, router.prompts.encode_text, prompt)
         _check_length(len(ids), most)  # the answer is no longer than a prompt either
-    return {"tokens": ids, "count": len(ids), "max_model_len": router.card.max_model_len}
+    return {"tokens": ids, "count": len(ids), "max_model_len": most}
 
 
 def _prompt(body: bytes) -> str:

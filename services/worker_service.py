@@ -103,7 +103,7 @@ class WorkerService(GeneratedServicer):
             idle=self.idle(),
             host_id=host_id(),
             pid=os.getpid(),
-            max_model_len=site.card.max_model_len,
+            max_model_len=site.settings.language.longest(site.card.max_model_len),
             block_size=site.settings.language.block_size,
             max_item_tokens=max(role.max_item_tokens for role in self._roles),
             protocol=wire.PROTOCOL,

@@ -134,6 +134,10 @@ class LanguageSettings:
         _require_positive("language", self, *names)
         _require(self.max_model_len >= 0, "language.max_model_len", self.max_model_len, "0 (the model's own) or more")
 
+    def longest(self, of_model: int) -> int:
+        """Tokens of prompt and answer that are taken, of a model for so many."""
+        return min(self.max_model_len or of_model, of_model)
+
 
 TRANSPORTS = ("local", "cuda_ipc", "shm", "nixl")  # in the order in which they are tried
 

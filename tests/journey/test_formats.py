@@ -17,6 +17,8 @@ from triptych.journey import Role
 
 TOKENS = 20
 SECONDS = 120.0
+LONGEST = 1000  # tokens of prompt and answer, as the settings say
+
 # Blocks of prefill and of decode, whether claims carry checksums (they land first then), transports
 PAIRS = [(16, 32, False, ()), (32, 16, True, ()), (24, 16, False, ("nixl",))]
 
@@ -26,7 +28,10 @@ def start(folder: Path, model: Path, own: dict[Role, Any], **transfer: Any) -> P
         "serve": {"model": str(model), "served_name": "m", "device": "cpu", "cpu_threads": 1},
         "router": {"port": 0, "status_interval_seconds": 0.2},
         "encoder": {"arena_bytes": 32 * MIB},
-        "language": {"kv_bytes": 16 * MIB, "prefill_chunk_tokens": 64, "landing_bytes": 16 * MIB},
+        "language": {
+            "kv_bytes": 16 * MIB, "prefill_chunk_tokens": 64, "landing_bytes": 16 * MIB,
+            "max_model_len": LONGEST,
+        },
         "transfer": {"sweep_interval_seconds": 0.2, **transfer},
     }
     flags = {f"{table}.{name}": value for table, entries in tables.items() for name, value in entries.items()}
@@ -104,3 +109,11 @@ def test_tokens_are_those_of_transformers_whatever_is_cached_where(cluster: Proc
         logprobs = tuple(entry["logprob"] for entry in choice["logprobs"]["content"])
         compare(reference(asked.name), tuple(choice["token_ids"]), logprobs)
     wait_idle(cluster)
+
+
+def test_the_context_that_is_told_is_the_one_of_the_settings(cluster: ProcessCluster) -> None:
+    (entry,) = httpx.get(f"{cluster.url}/v1/models", timeout=SECONDS, trust_env=False).json()["data"]
+    assert entry["max_model_len"] == LONGEST
+    refused = ask(cluster, ASKED[0], max_tokens=LONGEST)
+    assert refused.status_code == 400
+    assert "maximum context length is 1000 tokens" in refused.json()["error"]["message"]

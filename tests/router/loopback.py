@@ -51,6 +51,7 @@ class LoopbackWorker:
     reads_memfd: bool = True
     num_blocks: int = 1000
     max_item_tokens: int = 0  # 0: not told
+    max_model_len: int = 0  # likewise
     free_blocks: int = 1000
     queued_tokens: int = 0
     finish_at: int = 1 << 30  # position at which sequences end by themselves
@@ -161,6 +162,7 @@ class _Worker(worker_pb2_grpc.WorkerServicer):
             protocol=wire.PROTOCOL,
             block_size=BLOCK_SIZE,
             max_item_tokens=worker.max_item_tokens,
+            max_model_len=worker.max_model_len,
         )
         if request.HasField("probe"):
             probe = request.probe

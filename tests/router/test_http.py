@@ -95,6 +95,18 @@ async def test_a_body_that_is_no_request_is_a_400(card: ModelCard, body: bytes) 
         assert error_of(response)["type"] == "invalid_request_error"
 
 
+async def test_the_longest_context_is_what_workers_take_and_not_what_the_model_could(card: ModelCard) -> None:
+    workers = tiers(card, "e", "p", "d")
+    workers[-1].max_model_len = 100
+    async with serving(card, workers) as served:
+        (entry,) = (await served.client.get("/v1/models")).json()["data"]
+        tokens = (await served.client.post("/tokenize", json={"prompt": "hello"})).json()
+        assert entry["max_model_len"] == tokens["max_model_len"] == 100
+        response = await served.chat("hello", max_tokens=100)
+        assert response.status_code == 400
+        assert error_of(response)["message"].startswith("This model's maximum context length is 100 tokens. However, ")
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_errors_are_statuses_in_streams_as_well(card: ModelCard, stream: bool) -> None:
     async with serving(card) as served:

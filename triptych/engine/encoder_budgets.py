@@ -132,7 +132,7 @@ def resolve_budgets(
     configured = settings.max_encoder_tokens_per_batch
     tokens = max(configured, *(cost.encoder_tokens for cost in largest.values()))
     if tokens > configured:
-        log.warning(
+        log.info(
             "encoder.max_encoder_tokens_per_batch is %d, the model's largest item has %d: such items go alone",
             *(configured, tokens),
         )

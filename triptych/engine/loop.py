@@ -285,7 +285,7 @@ class LanguageEngine:
 
 
 def _limits(model: LanguageModel, settings: LanguageSettings, row_bytes: int, max_item_rows: int) -> Limits:
-    longest = min(settings.max_model_len or model.max_model_len, model.max_model_len)
+    longest = settings.longest(model.max_model_len)
     most_rows = min(max_item_rows or longest, longest)
     return Limits(
         block_size=settings.block_size,

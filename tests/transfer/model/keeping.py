@@ -12,6 +12,7 @@ from triptych.journey import ClaimId, Endpoint
 from triptych.transfer.protocol.renewing import Renewals
 
 _CALL_SECONDS = 1.0
+_LEAST_SECONDS = 0.001
 
 
 class Keeper:
@@ -38,7 +39,9 @@ class Keeper:
         if self._timer is not None:
             self._timer.cancel()
         if due < float("inf"):
-            self._timer = self._process.later(max(0.0, due - self._process.clock()), "renew-due", self._renew)
+            # Clocks that are far apart round differently: what is due in no time at all would never come to be.
+            seconds = max(_LEAST_SECONDS, due - self._process.clock())
+            self._timer = self._process.later(seconds, "renew-due", self._renew)
 
     def _renew(self) -> None:
         for message in self.machine.due(self._process.clock()):
