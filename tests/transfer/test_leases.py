@@ -279,3 +279,13 @@ def test_threads_that_end_the_same_claims_end_each_once() -> None:
         thread.join()
     assert ends.counts == {str(index): 1 for index in range(3000)}
     table.check()
+
+
+def test_the_claims_of_a_request_end_in_the_order_of_their_grants() -> None:
+    """Not in that of their random ids: what they free would be reused in another order in every run."""
+    ids = iter([ClaimId(bytes([number]) * 16) for number in (9, 3, 200, 1, 77)])
+    table, request, ended = LeaseTable(Clock(), lambda: next(ids)), new_request_id(), []
+    granted = [table.grant(request, 5.0, lambda number=number: ended.append(number)) for number in range(5)]
+    assert [claim[0] for claim in granted] == [9, 3, 200, 1, 77]
+    table.release_request(request)
+    assert ended == [0, 1, 2, 3, 4]

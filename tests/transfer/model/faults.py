@@ -35,6 +35,9 @@ ROUGH = Rates(leave=0.3, straggle=0.1, linger=0.15, isolate=0.0008, delay=0.03, 
 SLOW = Rates(drop=0.002, dawdle=0.1, straggle=0.5, linger=0.15, pause=0.0004, isolate=0.0004, kill=0.0002, leave=0.05)
 NONE = Rates(**dict.fromkeys(Rates.__slots__, 0.0))
 
+_SELDOM = 250  # a step is, when it makes up less than one in so many
+_SELDOM_LIKELIER = 20
+
 
 class Faults:
     """Decides by its seed; `stop` ends all trouble."""
@@ -43,12 +46,25 @@ class Faults:
         self.rates = rates
         self.seen: Counter[tuple[str, str]] = Counter()  # (fault, protocol step)
         self._random = random
+        self._occasions: Counter[str] = Counter()  # for faults of processes, by protocol step
+        self._all_occasions = 0
 
     def stop(self) -> None:
         self.rates = NONE
 
     def strikes(self, fault: str, step: str) -> bool:
+        """Whether it does, here and now."""
+        return self._strikes(fault, step, getattr(self.rates, fault))
+
+    def strikes_process(self, fault: str, step: str) -> bool:
+        """As `strikes`, and likelier at steps that are seldom done, so that each has its turn."""
+        self._occasions[step] += 1
+        self._all_occasions += 1
         chance = getattr(self.rates, fault)
+        is_seldom = self._occasions[step] * _SELDOM < self._all_occasions
+        return self._strikes(fault, step, chance * _SELDOM_LIKELIER if is_seldom else chance)
+
+    def _strikes(self, fault: str, step: str, chance: float) -> bool:
         if not chance or self._random.random() >= chance:
             return False
         self.seen[fault, step] += 1

@@ -46,17 +46,17 @@ class Process:
         if self.paused:
             self._held.append((step, run, args))
             return
-        if self.faults.strikes("kill", step):
+        if self.faults.strikes_process("kill", step):
             before = self._random.random() < 0.5
             if not before:
                 run(*args)
             self.kill()
             return
-        if self.faults.strikes("pause", step):
+        if self.faults.strikes_process("pause", step):
             self.pause(self.faults.pause_seconds())
             self._held.append((step, run, args))
             return
-        if self.faults.strikes("isolate", step):
+        if self.faults.strikes_process("isolate", step):
             self.on_isolated(self.faults.pause_seconds())
         run(*args)
         self.after_step(step)
