@@ -29,7 +29,9 @@ def start(folder: Path, model: Path, own: dict[Role, Any], **transfer: Any) -> P
         "router": {"port": 0, "status_interval_seconds": 0.2},
         "encoder": {"arena_bytes": 32 * MIB},
         "language": {
-            "kv_bytes": 16 * MIB, "prefill_chunk_tokens": 64, "landing_bytes": 16 * MIB,
+            "kv_bytes": 16 * MIB,
+            "prefill_chunk_tokens": 64,
+            "landing_bytes": 16 * MIB,
             "max_model_len": LONGEST,
         },
         "transfer": {"sweep_interval_seconds": 0.2, **transfer},
