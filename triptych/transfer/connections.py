@@ -184,10 +184,11 @@ class Connections:
 
     def forget(self, endpoint: Endpoint) -> None:
         """Unknown endpoints are fine. A later ref of this endpoint connects anew."""
-        peer = self._peers.pop(endpoint)
-        if peer is not None:
-            with self._lock:
+        with self._lock:  # both at once: whoever meets it in between would be given the machine that ends below
+            peer = self._peers.pop(endpoint)
+            if peer is not None:
                 self._near.drop(endpoint)
+        if peer is not None:
             peer.forget()
 
     def forget_all(self) -> None:
