@@ -191,8 +191,12 @@ class Connections:
         if peer is not None:
             peer.forget()
 
+    def known(self) -> Sequence[Endpoint]:
+        """Those that are connected."""
+        return tuple(self._peers.values())
+
     def forget_all(self) -> None:
-        for endpoint in self._peers.values():
+        for endpoint in self.known():
             self.forget(endpoint)
 
     def transports(self, endpoint: Endpoint) -> tuple[str, ...]:
