@@ -82,6 +82,14 @@ class Peers:
         with self._lock:
             return self._formats.get(owner)
 
+    def is_there(self, endpoint: Endpoint) -> bool:
+        """Whether the process answers, as itself and not as another that has its address now. Blocks."""
+        try:
+            reply = self._stub(endpoint).Status(pb.StatusRequest(), timeout=_CALL_SECONDS)
+        except grpc.RpcError as error:
+            return not isinstance(_failure(endpoint, "Status", _CALL_SECONDS, error), WorkerLost)
+        return bool(reply.incarnation == endpoint.incarnation)
+
     def prepare(self, owner: Endpoint, claim: ClaimId, pack: bool, deadline: float) -> Prepared | None:
         """Where a claim was packed; None once it can be read where it lies. Blocks until its owner's event is done.
 

@@ -18,6 +18,7 @@ from triptych.models.base import KVGeometry
 from triptych.models.card import ModelCard
 from triptych.models.loading import load_language
 from triptych.services.guard import Door
+from triptych.services.neighbour_watch import NeighbourWatch
 from triptych.services.peers import Peers
 from triptych.transfer.arena import ArenaInfo
 from triptych.transfer.faults import Faults
@@ -152,6 +153,8 @@ class Language:
             *(self.peers.connect, site.owner, site.slabs, site.device, site.settings.transfer),
             *(site.faults, site.figures, site.nixl, self.peers.release, self.peers.prepare),
         )
+        interval = site.settings.transfer.lease_seconds
+        self._watch = NeighbourWatch(self.reader.known, self.peers.is_there, self.reader.forget, interval)
 
     def read_rows(self, ref: EmbeddingRef, into: torch.Tensor, is_wanted: IsWanted = always) -> None:
         """Pull an item's rows. After an error nothing writes into `into` any more. Blocks; errors as the reader's.
@@ -197,6 +200,7 @@ class Language:
 
     def stop(self) -> None:
         self.engine.stop()
+        self._watch.stop()
         self.peers.close()
         self.reader.close()
 

@@ -105,7 +105,7 @@ class WorkerService(GeneratedServicer):
             pid=os.getpid(),
             max_model_len=site.settings.language.longest(site.card.max_model_len),
             block_size=site.settings.language.block_size,
-            max_item_tokens=max(role.max_item_tokens for role in self._roles),
+            max_item_tokens=max((role.max_item_tokens for role in self._roles), default=0),
             protocol=wire.PROTOCOL,
             paths=paths_to_pb(site.figures.paths()),
             copies=copies_to_pb(site.figures.copies()),

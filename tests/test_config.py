@@ -1,6 +1,7 @@
 """Settings check themselves, whoever makes them."""
 
 import math
+import re
 
 import pytest
 
@@ -19,3 +20,25 @@ def test_a_duration_that_no_clock_can_count_is_refused_by_name(seconds: float) -
 def test_fewer_threads_than_none_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"serve.cpu_threads is -2, expected 0 \(the default\) or more"):
         ServeSettings(cpu_threads=-2)
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 1e300])
+def test_a_duration_that_no_timer_or_message_can_count_is_refused_by_name(seconds: float) -> None:
+    wanted = re.escape(f"is {seconds}, expected 0.001 to 86400")
+    with pytest.raises(ConfigError, match=f"transfer.lease_seconds {wanted}"):
+        TransferSettings(lease_seconds=seconds)
+    with pytest.raises(ConfigError, match=f"transfer.sweep_interval_seconds {wanted}"):
+        TransferSettings(sweep_interval_seconds=seconds)
+    with pytest.raises(ConfigError, match=f"transfer.copy_timeout_seconds {wanted}"):
+        TransferSettings(copy_timeout_seconds=seconds)
+
+
+def test_no_transport_at_all_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"transfer.transports is \(\), expected one of them at least"):
+        TransferSettings(transports=())
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4096, 8191])
+def test_a_window_without_two_halves_is_refused(num_bytes: int) -> None:
+    with pytest.raises(ConfigError, match=rf"nixl_window_bytes is {num_bytes}, expected 0 \(the default\) or at"):
+        TransferSettings(nixl_window_bytes=num_bytes)

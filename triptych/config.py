@@ -161,12 +161,19 @@ class TransferSettings:
     nixl_pack_below_bytes: int = 1 * MIB  # pieces that are smaller on average are packed by their owner; 0: never
 
     def __post_init__(self) -> None:
+        _require(bool(self.transports), "transfer.transports", self.transports, "one of them at least")
         for name in self.transports:
             _require_choice("transfer.transports", name, TRANSPORTS)
         for number in ("nixl_window_bytes", "nixl_staging_bytes", "nixl_pack_below_bytes"):
             _require(getattr(self, number) >= 0, f"transfer.{number}", getattr(self, number), "0 or more")
+        window = self.nixl_window_bytes  # two pages: one half is read into while the other is copied on
+        _require(
+            window == 0 or window >= 8192, "transfer.nixl_window_bytes", window, "0 (the default) or at least 8192"
+        )
         _require(self.nixl_windows >= 1, "transfer.nixl_windows", self.nixl_windows, "at least 1")
-        _require_positive("transfer", self, "lease_seconds", "sweep_interval_seconds", "copy_timeout_seconds")
+        for name in ("lease_seconds", "sweep_interval_seconds", "copy_timeout_seconds"):
+            _require_positive("transfer", self, name)  # timers and messages count from milliseconds to some weeks
+            _require(0.001 <= getattr(self, name) <= 86400, f"transfer.{name}", getattr(self, name), "0.001 to 86400")
 
 
 @dataclass(frozen=True, slots=True)

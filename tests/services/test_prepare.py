@@ -109,3 +109,9 @@ def test_a_claim_that_is_over_is_said_to_be(owner: Owner, peers: Peers) -> None:
 def test_an_owner_that_is_not_there_is_lost(peers: Peers) -> None:
     with pytest.raises(WorkerLost):
         peers.prepare(Endpoint("127.0.0.1:9", 1), ClaimId(bytes(16)), True, time.monotonic() + 2)
+
+
+def test_a_worker_is_there_as_long_as_that_very_process_answers(owner: Owner, peers: Peers) -> None:
+    assert peers.is_there(owner.endpoint)
+    assert not peers.is_there(Endpoint(owner.endpoint.address, INCARNATION + 1))
+    assert not peers.is_there(Endpoint("127.0.0.1:1", INCARNATION))

@@ -13,6 +13,8 @@ from triptych.config import TransferSettings
 from triptych.errors import TransferFailed, WorkerLost, WrongIncarnation
 from triptych.journey import Endpoint
 from triptych.transfer.arena import ArenaInfo
+from triptych.transfer.connections import Connections, Peer
+from triptych.transfer.mapping import Mapping
 from triptych.transfer.reader import Reader
 
 SETTINGS = TransferSettings(copy_timeout_seconds=10.0)
@@ -132,6 +134,35 @@ def test_a_forgotten_neighbour_is_unmapped_after_the_last_copy() -> None:
         assert directory.calls == [OWNER, OWNER]
         reader.close()
         assert not _is_mapped(neighbour)
+
+
+def test_who_meets_a_neighbour_while_it_is_forgotten_can_borrow_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    connections = Connections(lambda endpoint: [], _never)
+
+    def borrow() -> None:
+        connections.borrow(OWNER, time.monotonic() + SECONDS).end()
+
+    borrow()
+    meanwhile, pop = threading.Thread(target=borrow, daemon=True), connections._peers.pop
+
+    def pop_slowly(endpoint: Endpoint) -> Peer | None:
+        peer = pop(endpoint)
+        meanwhile.start()
+        meanwhile.join(0.2)
+        return peer
+
+    monkeypatch.setattr(connections._peers, "pop", pop_slowly)
+    connections.forget(OWNER)
+    meanwhile.join(SECONDS)
+    after = threading.Thread(target=borrow, daemon=True)
+    after.start()
+    after.join(SECONDS)
+    assert not after.is_alive()
+    connections.check()
+
+
+def _never(endpoint: Endpoint, info: ArenaInfo) -> Mapping:
+    raise AssertionError("nothing is opened here")
 
 
 def _is_mapped(neighbour: Neighbour) -> bool:

@@ -147,8 +147,15 @@ def test_an_owner_that_stands_still_holds_a_window_but_never_the_destination() -
         assert (into == 9).all()
 
 
+def test_windows_that_no_memory_has_room_for_are_an_ordinary_refusal() -> None:
+    endless, into = replace(TCP, nixl_windows=10**9), torch.zeros(4, 8, dtype=torch.int64)
+    refused = pytest.raises(TransferFailed, match=r"no \d+ bytes for windows, as transfer\.nixl_ settings ask")
+    with NixlOwner("embedding", 4096, 4) as owner, reading(owner, endless) as (reader, _), refused:
+        reader.read_rows(rows_ref(5, 4, 8), into)
+
+
 def test_one_owner_never_has_more_than_half_of_the_windows() -> None:
-    four = replace(TCP, nixl_windows=4, nixl_window_bytes=4096)
+    four = replace(TCP, nixl_windows=4, nixl_window_bytes=8192)
     agent = start_nixl(four)
     assert agent is not None
     windows = Windows(agent, CPU, four)

@@ -184,14 +184,19 @@ class Connections:
 
     def forget(self, endpoint: Endpoint) -> None:
         """Unknown endpoints are fine. A later ref of this endpoint connects anew."""
-        peer = self._peers.pop(endpoint)
-        if peer is not None:
-            with self._lock:
+        with self._lock:  # both at once: whoever meets it in between would be given the machine that ends below
+            peer = self._peers.pop(endpoint)
+            if peer is not None:
                 self._near.drop(endpoint)
+        if peer is not None:
             peer.forget()
 
+    def known(self) -> Sequence[Endpoint]:
+        """Those that are connected."""
+        return tuple(self._peers.values())
+
     def forget_all(self) -> None:
-        for endpoint in self._peers.values():
+        for endpoint in self.known():
             self.forget(endpoint)
 
     def transports(self, endpoint: Endpoint) -> tuple[str, ...]:

@@ -114,8 +114,11 @@ def _memory(device: torch.device, num_bytes: int) -> Tensor:
     """
     if device.type == "cuda":
         return allocate_or_borrow(device, num_bytes)[0]
-    with torch.inference_mode(False):
-        return torch.empty(num_bytes, dtype=torch.uint8)
+    try:
+        with torch.inference_mode(False):
+            return torch.empty(num_bytes, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise TransferFailed(f"there are no {num_bytes} bytes for windows, as transfer.nixl_ settings ask") from error
 
 
 def _whole_pages(num_bytes: int) -> int:

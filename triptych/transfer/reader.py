@@ -158,6 +158,10 @@ class Reader:
             return "local"
         return "+".join(self._connections.transports(endpoint))
 
+    def known(self) -> Sequence[Endpoint]:
+        """The neighbours that are connected."""
+        return self._connections.known()
+
     def forget(self, endpoint: Endpoint) -> None:
         """Closes a neighbour's mappings, after the last copy out of them. A later ref connects anew."""
         self._figures.forgotten(endpoint)
