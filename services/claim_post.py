@@ -106,16 +106,23 @@ class ClaimPost:
             with self._lock:
                 seconds = line.seconds_to_wait()
             given, closed = line.gather(seconds)
-            if given:
-                self._release(line, given)
-            with self._lock:
-                renewals = line.renewals.due(time.monotonic())
-            for message in renewals:
-                self._renew(line, message)
-            if given or renewals:
-                idle_since = time.monotonic()
+            try:
+                if self._send(line, given):
+                    idle_since = time.monotonic()
+            except Exception:  # else all that comes for this owner from now on would go nowhere
+                log.exception("releasing or renewing at %s failed", line.owner.address)
             if closed or self._hangs_up(line, idle_since):
                 return
+
+    def _send(self, line: "_Line", given: Sequence[_Given]) -> bool:
+        """Whether there was anything to say."""
+        if given:
+            self._release(line, given)
+        with self._lock:
+            renewals = line.renewals.due(time.monotonic())
+        for message in renewals:
+            self._renew(line, message)
+        return bool(given or renewals)
 
     def _hangs_up(self, line: "_Line", idle_since: float) -> bool:
         """Whether the owner's thread has had nothing to do for long; the next message starts another one."""

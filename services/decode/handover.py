@@ -1,9 +1,9 @@
 """One reserved request while its KV is on its way here."""
 
 import logging
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from triptych.errors import InternalError, TriptychError
@@ -27,7 +27,7 @@ class Handover:
     sent_tokens: int = 0  # of refs from other workers
     refs: dict[ClaimId, KVRef] = field(default_factory=dict)
     pulls: dict[ClaimId, Future[None]] = field(default_factory=dict)
-    settled: threading.Event = field(default_factory=threading.Event)  # it can start, or has failed
+    settled: Future[TriptychError | None] = field(default_factory=Future)  # it can start, or has failed with that
     failure: TriptychError | None = None
     _met: list[TriptychError] = field(default_factory=list)
 
@@ -41,7 +41,12 @@ class Handover:
 
     def fail(self, kind: type[TriptychError], reason: str) -> None:
         """Only the first failure counts. What a pull has met knows more than its kind and words."""
-        if self.failure is None and not self.settled.is_set():
+        if self.failure is None and not self.settled.done():
             known = (error for error in self._met if type(error) is kind and error.message == reason)
             self.failure = next(known, None) or kind(reason)
-            self.settled.set()
+            self.settle(self.failure)
+
+    def settle(self, failure: TriptychError | None = None) -> None:
+        """Whoever waits for it goes on. Only the first time counts."""
+        with suppress(InvalidStateError):
+            self.settled.set_result(failure)

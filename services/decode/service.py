@@ -11,7 +11,7 @@ from triptych import wire
 from triptych.engine.block_keys import BlockKeys
 from triptych.engine.jobs import Reserved
 from triptych.engine.loop import DecodeJob
-from triptych.errors import InternalError, InvalidRecord, TriptychError
+from triptych.errors import InternalError, InvalidRecord, TransferFailed, TriptychError
 from triptych.journey import MOST_BRANCHES, RequestId, Token
 from triptych.multimodal.layout import verify_layout
 from triptych.pb import common_pb2
@@ -88,10 +88,13 @@ class DecodeService(DecodeServicer):
             first = await self._take_over(key, requests)
             job = _job(key, start, first)
             verify_layout(job.layout)
-            seconds = await asyncio.to_thread(self._worker.start, job)
+            began = time.perf_counter()
+            await self._land(job)
+            await asyncio.to_thread(self._worker.start, job)
         except BaseException:
             self._worker.cancel(key)
             raise
+        seconds = time.perf_counter() - began
         return pb.DecodeReply(times=[common_pb2.StageTime(stage="handover", seconds=seconds)])
 
     @streaming
@@ -115,6 +118,19 @@ class DecodeService(DecodeServicer):
         layout = wire.layout_from_pb(request.layout)
         verify_layout(layout)
         return self._worker.block_keys(layout, _tokens(request.generated), request.cache_salt)
+
+    async def _land(self, job: DecodeJob) -> None:
+        """Returns when the KV has landed. Raises a pull's error, or TransferFailed when it is overdue.
+
+        Waits on no thread: those are few, and an owner that hangs would hold up the requests of others.
+        """
+        landed, seconds = asyncio.wrap_future(self._worker.land(job)), self._worker.landing_seconds
+        await asyncio.wait({landed}, timeout=seconds)
+        if not landed.done():
+            raise TransferFailed(f"the KV of {job.layout.num_tokens} tokens has not landed within {seconds:g} s")
+        failure = landed.result()
+        if failure is not None:
+            raise failure
 
     async def _take_over(self, key: RequestId, requests: AsyncIterator[pb.DecodeRequest]) -> tuple[Token, ...]:
         """Queue a pull per KV ref until the first tokens come."""

@@ -4,13 +4,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from triptych.engine.block_keys import BlockKeys
 from triptych.engine.jobs import Reserved
 from triptych.engine.loop import DecodeJob
-from triptych.errors import ClaimExpired, InvalidRecord, TransferFailed, TriptychError
+from triptych.errors import ClaimExpired, InvalidRecord, TriptychError
 from triptych.journey import ClaimId, KVRef, Layout, RequestId, Role
 from triptych.services.decode.handover import Event, Handover
 from triptych.services.decode.streams import RouterStream
@@ -78,6 +78,11 @@ class DecodeWorker(RoleWorker):
         """Whether KV that is here already is looked for."""
         return self._site.settings.language.prefix_cache
 
+    @property
+    def landing_seconds(self) -> float:
+        """How long KV may take to land, from the last ref on."""
+        return self._site.settings.transfer.copy_timeout_seconds
+
     def block_keys(self, layout: Layout, generated: tuple[int, ...], cache_salt: bytes) -> BlockKeys | None:
         """What `reserve` finds a prompt's beginning by. Takes a while for a long one; not for the event loop."""
         return self._engine.block_keys(layout, generated, cache_salt)
@@ -126,26 +131,28 @@ class DecodeWorker(RoleWorker):
         if not handover.takeover.is_wanted:
             raise handover.failure or _gone()
 
-    def start(self, job: DecodeJob) -> float:
-        """Begin decoding once every pull has landed; gives the seconds that took. Blocks; not for the event loop.
+    def land(self, job: DecodeJob) -> Future[TriptychError | None]:
+        """The last ref has come, and the first tokens. Done, with a pull's error if there was one, once all have ended.
 
-        Raises the first pull's error, or InvalidRecord when the refs did not cover the prompt.
+        Raises InvalidRecord when the refs did not cover the prompt.
         """
-        began = time.perf_counter()
-        key = job.request_id
         with self._lock:
-            handover = self._handovers.get(key)
+            handover = self._handovers.get(job.request_id)
         if handover is None:
             raise _gone()
         received, prompt_tokens = handover.takeover.tokens_received, job.layout.num_tokens + len(job.generated)
         if received != prompt_tokens:
             raise InvalidRecord(f"KV came for {received} tokens, the prompt has {prompt_tokens}")
         self._tell(handover, lambda takeover, now: takeover.first(now))
-        seconds = self._site.settings.transfer.copy_timeout_seconds
-        if not handover.settled.wait(seconds):
-            raise TransferFailed(f"the KV of {prompt_tokens} tokens has not landed within {seconds:g} s")
-        if handover.failure is not None:
-            raise handover.failure
+        return handover.settled
+
+    def start(self, job: DecodeJob) -> None:
+        """Begin decoding, now that all the KV has landed."""
+        key = job.request_id
+        with self._lock:
+            handover = self._handovers.get(key)
+        if handover is None or not handover.takeover.has_started:
+            raise _gone()
         with self._lock:
             known = self._handovers.pop(key, None) is handover
             self._sent_tokens += handover.sent_tokens
@@ -157,7 +164,6 @@ class DecodeWorker(RoleWorker):
         self._engine.decode(job, handover.stream)
         if handover.claim is not None:
             self._site.leases.release([handover.claim])
-        return time.perf_counter() - began
 
     def cancel(self, key: RequestId) -> None:
         """Blocks that pulls still write into are freed behind the last of them."""
@@ -241,7 +247,7 @@ class DecodeWorker(RoleWorker):
             case Refuse(kind, reason):
                 handover.fail(kind, reason)
             case Start():
-                handover.settled.set()
+                handover.settle()
             case FreeBlocks():
                 self._free(handover)
         return None

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from triptych.errors import TriptychError, WorkerLost, WrongIncarnation
+from triptych.errors import WorkerLost, WrongIncarnation
 from triptych.journey import ClaimId, Endpoint, new_claim_id
 from triptych.services.claim_post import ClaimPost
 from triptych.transfer.faults import Faults
@@ -22,7 +22,7 @@ class _Owners:
         self.released: dict[Endpoint, list[list[ClaimId]]] = {NEAR: [], FAR: []}
         self.renewed: dict[Endpoint, list[list[ClaimId]]] = {NEAR: [], FAR: []}
         self.gone: list[ClaimId] = []
-        self.errors: list[TriptychError] = []
+        self.errors: list[Exception] = []
         self.hangs: dict[Endpoint, threading.Event] = {}
         self.table: LeaseTable | None = None
         self.post = ClaimPost(self._release, self._renew, Faults())
@@ -165,4 +165,16 @@ def test_a_claim_is_somebodys_to_give_back_while_it_is_kept() -> None:
     assert not owners.post.keeps(FAR, claim)
     owners.post.release(NEAR, claim)
     assert not owners.post.keeps(NEAR, claim)
+    owners.post.close(SECONDS)
+
+
+def test_an_answer_that_nobody_foresaw_does_not_silence_what_comes_after() -> None:
+    owners = _Owners()
+    owners.errors = [ValueError("a trailer that is no message"), ValueError("another")]
+    owners.post.release(NEAR, new_claim_id())
+    _until(lambda: len(owners.released[NEAR]) == 1)
+    owners.post.keep(NEAR, new_claim_id(), 0.06)
+    _until(lambda: len(owners.renewed[NEAR]) == 2)
+    owners.post.release(NEAR, new_claim_id())
+    _until(lambda: len(owners.released[NEAR]) == 2)
     owners.post.close(SECONDS)

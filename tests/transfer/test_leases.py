@@ -63,6 +63,16 @@ def test_a_released_claim_ends_once_and_a_late_release_is_counted() -> None:
     assert (table.late_releases, table.unknown_releases, table.expired) == (2, 0, 0)
 
 
+@pytest.mark.parametrize("notice_first", [True, False])
+def test_a_notice_and_the_release_of_the_same_reader_are_one_release_whichever_comes_first(notice_first: bool) -> None:
+    table = LeaseTable()
+    claim = table.grant(REQUEST, 10.0, Ends().of("claim"))
+    assert table.release([claim], by_notice=notice_first) == 1
+    assert table.release([claim], by_notice=not notice_first) == 0
+    assert (table.released, table.late_releases, table.unknown_releases) == (1, 0, 0)
+    table.check()
+
+
 def test_a_release_after_expiry_is_late_and_one_of_a_stranger_unknown() -> None:
     clock = Clock()
     table = LeaseTable(clock)

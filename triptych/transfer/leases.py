@@ -129,7 +129,7 @@ class LeaseTable:
                 elif claim_id in self._noticed:
                     self._noticed.discard(claim_id)
                 elif claim_id in self._tombstones:
-                    self.late_releases += 1
+                    self.late_releases += not by_notice  # that one only tells again
                 else:
                     self.unknown_releases += 1
             self._compact()
