@@ -46,10 +46,12 @@ def test_an_owner_that_hangs_leaves_a_thread_to_the_others(pool: PullPool) -> No
 
 def test_pulls_of_one_owner_begin_in_their_order_and_owners_take_turns(pool: PullPool) -> None:
     order: list[str] = []
-    release = threading.Event()
+    release, gate = threading.Event(), threading.Event()
     blocked = [pool.submit(Endpoint("127.0.0.1:7003", n), lambda: release.wait(SECONDS) and None) for n in range(3)]
+    blocked.append(pool.submit(Endpoint("127.0.0.1:7004", 1), lambda: gate.wait(SECONDS) and None))
     futures = [pool.submit(FAR, lambda name=f"far {n}": order.append(name)) for n in range(3)]
     futures += [pool.submit(NEAR, lambda name=f"near {n}": order.append(name)) for n in range(2)]
+    gate.set()  # all of them wait: one thread takes them in turns
     assert not wait(futures, SECONDS).not_done
     assert [name for name in order if "far" in name] == ["far 0", "far 1", "far 2"]
     assert order.index("near 0") < order.index("far 2"), "who comes later need not wait for all of another owner's"
