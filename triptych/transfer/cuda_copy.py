@@ -38,10 +38,12 @@ class DeviceCopier:
         with torch.inference_mode(), lane.current(pull.source.device):
             try:
                 found = queue_copies(pull, lane)
-            except torch.OutOfMemoryError as error:
+            except Exception as error:
                 # What had been queued by then may still write.
                 self._wait(lane.record_end(pull), deadline, pull)
-                raise TransferFailed(f"no GPU memory for copying {pull.units.size} units: {error}") from error
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise TransferFailed(f"no GPU memory for copying {pull.units.size} units: {error}") from error
+                raise
             ended = lane.record_end(pull)
         self._wait(ended, deadline, pull)
         return found.words(pull)
