@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,6 @@ import pytest
 
 from bench.handoff_figures import GROWTH_BYTES, figures, goals, growth, percentile
 from bench.handoff_sizes import QWEN_7B
-from triptych.config import TransferSettings
-from triptych.transfer.nixl_start import start_nixl
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -88,7 +87,7 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path) -> None:
     )
     result = json.loads(path.read_text())
     kinds = {"shm", "nixl", "nixl, one window for all"}
-    if start_nixl(TransferSettings()) is None:
+    if find_spec("nixl_cu13") is None:
         kinds = {"shm"}
         result["errors"] = {what: why for what, why in result["errors"].items() if "nixl" not in what}
     assert result["errors"] == {}, done.stderr[-2000:]

@@ -145,9 +145,9 @@ def reading(
 ) -> Iterator[tuple[Reader, NixlAgent]]:
     """A reader of these owners, with an agent of its own."""
     by_endpoint = {OWNER: owners} if isinstance(owners, NixlOwner) else owners
+    pytest.importorskip("nixl_cu13")
     agent = start_nixl(settings)
-    if agent is None:
-        pytest.skip("nixl is not installed")
+    assert agent is not None, "nixl is installed and does not start"
 
     def prepare(owner: Endpoint, claim: ClaimId, pack: bool, deadline: float) -> Prepared | None:
         return by_endpoint[owner].prepare(owner, claim, pack, deadline)

@@ -23,7 +23,6 @@ from triptych.transfer.arena import ArenaInfo, CudaIpcInfo, new_arena
 from triptych.transfer.cuda_ipc import open_cuda_ipc
 from triptych.transfer.cuda_runtime import BindingsMissing, DeviceMemory, allocate
 from triptych.transfer.cuda_slab import export
-from triptych.transfer.nixl_start import start_nixl
 
 GPU = torch.device("cuda", 0)
 RUNTIME = "cuda.bindings.runtime"
@@ -147,8 +146,7 @@ def test_the_next_transport_carries_what_cuda_ipc_may_not(caplog: pytest.LogCapt
     """The owner tells of GPU memory that this reader cannot open, and of a host that it is not on."""
     caplog.set_level("INFO")
     settings = TransferSettings(nixl_tls="tcp", nixl_pack_below_bytes=0)
-    if start_nixl(settings) is None:
-        pytest.skip("nixl is not installed")
+    pytest.importorskip("nixl_cu13")
     with NixlOwner("embedding", 4096, 8, settings) as owner:
         owner.ask("fill", range(8), 5)
         info = owner.arenas[0]
