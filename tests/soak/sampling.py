@@ -22,8 +22,7 @@ LIMITS: Mapping[str, Limit] = {
     "rss": Limit("MiB", 10.0),
     "descriptors": Limit("", 4.0),
     "mappings": Limit("", 24.0),  # glibc maps and unmaps arenas and large blocks as it goes
-    # Pools make their last threads whenever many calls first come at once; a leak is one for each request, or death.
-    "threads": Limit("", 8.0),
+    "threads": Limit("", 2.0),
     "memfd": Limit("MiB", 1.0),
     "shm": Limit("MiB", 1.0),
     "shm_files": Limit("", 1.0),
