@@ -52,14 +52,14 @@ class Caller:
         return envelope
 
     def encode(self, item: Item, data: bytes, digest: bytes | None = None, lease_ms: int = 5000) -> list[Any]:
-        source = encoder_pb2.MediaSource(index=0, num_bytes=len(data), digest=digest or blake3(data).digest())
+        source = encoder_pb2.MediaSource(index=item.media, num_bytes=len(data), digest=digest or blake3(data).digest())
         start = encoder_pb2.EncodeStart(
             envelope=self.envelope(), items=[wire.item_to_pb(item)], media=[source], lease_ms=lease_ms
         )
         pieces = range(0, len(data), wire.MEDIA_CHUNK_BYTES)
         chunks = (
             encoder_pb2.EncodeRequest(
-                chunk=encoder_pb2.MediaChunk(media=0, offset=at, data=data[at : at + wire.MEDIA_CHUNK_BYTES])
+                chunk=encoder_pb2.MediaChunk(media=item.media, offset=at, data=data[at : at + wire.MEDIA_CHUNK_BYTES])
             )
             for at in pieces
         )
@@ -196,24 +196,40 @@ def test_rows_of_an_item_that_the_prompt_has_not_are_refused_and_given_back(clus
 def test_cached_kv_is_found_under_its_own_salt_alone_and_rows_sent_for_it_are_given_back(
     cluster: Running, card: ModelCard
 ) -> None:
-    data = png(picture(22, (112, 84)))
-    part = card.adapter.part(
-        card.adapter.plan(112, 84, {}), item_digest(source_digest(data), {}, card.fingerprint), 112, 84, 0
-    )
-    layout = lay_out([TextPart(tuple(range(11, 31))), part, TextPart(tuple(range(40, 80)))])
+    """The second picture is always new: until its rows are there the call cannot end, so it has read the first's."""
     encoder, prefill = Caller(cluster, Role.ENCODE, card), Caller(cluster, Role.PREFILL, card)
-    found = []
-    for salt in (b"one", b"one", b"two", b"", b"two"):
+
+    def ask(pictures: Sequence[bytes], salt: bytes) -> tuple[list[int], int, int, int]:
+        """Granted items, cached tokens of how many at most, and the first token. Rows of every item are sent."""
+        parts = [
+            card.adapter.part(
+                card.adapter.plan(112, 84, {}), item_digest(source_digest(data), {}, card.fingerprint), 112, 84, index
+            )
+            for index, data in enumerate(pictures)
+        ]
+        text = TextPart(tuple(range(40, 80)))
+        layout = lay_out([TextPart(tuple(range(11, 31))), parts[0], text, parts[1], text])
+        refs = [encoder.encode(item, data)[0].ref for item, data in zip(layout.items, pictures, strict=True)]
+        items = [prefill_pb2.ItemRef(item_index=index, ref=ref) for index, ref in enumerate(refs)]
         prefill.request_id = new_request_id()
-        (reply,) = encoder.encode(layout.items[0], data)
-        item = prefill_pb2.ItemRef(item_index=0, ref=reply.ref)
-        accepted, *_, last = prefill.prefill(wire.layout_to_pb(layout), [item], salt)
+        accepted, *_, last = prefill.prefill(wire.layout_to_pb(layout), items, salt)
         assert not accepted.accepted.more
         assert accepted.accepted.cached_tokens == last.first.cached_tokens
-        found.append((list(accepted.accepted.items), last.first.cached_tokens, last.first.tokens[0].id))
-    token = found[0][2]
-    whole = (layout.num_tokens - 1) // 16 * 16
-    assert found == [([0], 0, token), ([], whole, token), ([0], 0, token), ([0], 0, token), ([], whole, token)]
+        shared = layout.items[1].runs[0].start // 16 * 16
+        assert layout.items[0].runs[-1].end <= shared
+        return list(accepted.accepted.items), last.first.cached_tokens, shared, last.first.tokens[0].id
+
+    first = png(picture(22, (112, 84)))
+    found, alone = [], []
+    for number, salt in enumerate((b"one", b"one", b"two", b"", b"two")):
+        pictures = (first, png(picture(30 + number, (112, 84))))
+        found.append(ask(pictures, salt))
+        alone.append(ask(pictures, b"alone %d" % number))
+    shared = found[0][2]
+    new, cached = ([0, 1], 0), ([1], shared)
+    assert [entry[:2] for entry in found] == [new, cached, new, new, cached]
+    assert [entry[:2] for entry in alone] == [new] * 5
+    assert [entry[3] for entry in found] == [entry[3] for entry in alone]
     cluster.seconds_until_idle(2)  # a claim's lease is longer
 
 
