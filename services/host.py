@@ -132,6 +132,7 @@ class WorkerHost:
             faults=faults,
             nixl=start_nixl(self._settings.transfer, device),
         )
+        self._nixl = site.nixl  # whatever fails from here on, `stop` closes it
         if self._placement.roles & {Role.PREFILL, Role.DECODE}:
             self._language = Language(site)
             self._language.engine.start()
@@ -140,7 +141,7 @@ class WorkerHost:
         if site.nixl is not None:
             # One that decodes as well hands its blocks to itself.
             site.start_staging(packs=Role.PREFILL in self._placement.roles and Role.DECODE not in self._placement.roles)
-            self._nixl, self._staging = site.nixl, site.staging
+            self._staging = site.staging
             self._notices = NoticeTaker(site.nixl, site.leases)
         self._sweeper = Sweeper([site.leases], self._settings.transfer.sweep_interval_seconds)
         self._sweeper.start()
