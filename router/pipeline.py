@@ -7,7 +7,7 @@ import time
 
 from triptych.config import RouterSettings
 from triptych.errors import InternalError, TriptychError
-from triptych.journey import Role, Stage
+from triptych.journey import Role
 from triptych.metrics import RouterMetrics
 from triptych.router.attempt import Attempt
 from triptych.router.claims import ClaimKeeper
@@ -18,6 +18,7 @@ from triptych.router.request import Request
 from triptych.router.retries import Retries, RetryBudget
 from triptych.router.stage_tools import StageTools
 from triptych.router.tasks import Background, all_or_first_error
+from triptych.stages import Stage
 
 logger = logging.getLogger(__name__)
 

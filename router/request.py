@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from triptych.errors import DeadlineExceeded, InternalError, TriptychError
-from triptych.journey import Layout, Media, RequestId, Sampling, Stage, Token, check_move
+from triptych.journey import Layout, Media, RequestId, Token
 from triptych.router.timeline import Timeline
+from triptych.sampling import Sampling
+from triptych.stages import Stage, check_move
 
 
 @dataclass(frozen=True, slots=True, eq=False)

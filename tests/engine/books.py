@@ -6,9 +6,10 @@ from triptych.engine.block_keys import BlockKeys, root_key
 from triptych.engine.plan import Announcement, Chunk, Limits
 from triptych.engine.scheduler import Scheduler
 from triptych.engine.sequence import DecodeSequence, PrefillSequence, Reservation
-from triptych.journey import Layout, RequestId, Sampling
+from triptych.journey import Layout, RequestId
 from triptych.multimodal.layout import ItemPart, TextPart, lay_out
 from triptych.multimodal.rows import RowMap
+from triptych.sampling import Sampling
 
 ROW_BYTES = 8
 BLOCK_SIZE = 4

@@ -11,8 +11,9 @@ from torch import Tensor
 from tests.engine.sinks import PATIENCE_SECONDS, KVReady, Outcome, PromptSink, TokenSink
 from triptych.config import LanguageSettings
 from triptych.engine.loop import DecodeJob, LanguageEngine, PrefillJob
-from triptych.journey import Layout, RequestId, Sampling, Token, new_request_id
+from triptych.journey import Layout, RequestId, Token, new_request_id
 from triptych.models.base import LanguageModel
+from triptych.sampling import Sampling
 from triptych.transfer.slab import Slab, create_slab
 
 __all__ = [

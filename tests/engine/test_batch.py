@@ -11,10 +11,11 @@ from triptych.engine.landing import LandingMemory
 from triptych.engine.plan import Chunk
 from triptych.engine.sequence import DecodeSequence, PrefillSequence
 from triptych.errors import Cancelled, InvariantViolation, LayoutMismatch
-from triptych.journey import Layout, RequestId, Sampling
+from triptych.journey import Layout, RequestId
 from triptych.multimodal.layout import lay_out
 from triptych.multimodal.rope import rope_positions
 from triptych.multimodal.rows import RowMap, RowPiece
+from triptych.sampling import Sampling
 
 CPU = torch.device("cpu")
 ONE = RequestId(bytes(16))

@@ -9,9 +9,10 @@ from PIL import Image
 from tests.engine.prompts import layout_of, picture, rows_of, user
 from tests.engine.rig import Asked, Pair, running
 from tests.reference import Answer, Reference, compare
-from triptych.journey import Sampling, Token
+from triptych.journey import Token
 from triptych.models.base import LanguageModel, VisionTower
 from triptych.models.card import ModelCard
+from triptych.sampling import Sampling
 
 GREEDY = Sampling(temperature=0.0, max_tokens=48, ignore_eos=True)
 Question = tuple[str, Sequence[str | Image.Image]]

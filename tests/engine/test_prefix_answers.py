@@ -15,9 +15,10 @@ from tests.engine.test_loop_faults import Front
 from tests.reference import Reference
 from triptych.engine.loop import LanguageEngine, StepReport
 from triptych.errors import InternalError
-from triptych.journey import Sampling, Token, new_request_id
+from triptych.journey import Token, new_request_id
 from triptych.models.base import LanguageModel, PagedInputs, VisionTower
 from triptych.models.card import ModelCard
+from triptych.sampling import Sampling
 
 GREEDY = Sampling(temperature=0.0, max_tokens=20, ignore_eos=True)
 ONE, TWO = picture(11, 112, 112), picture(12, 84, 140)

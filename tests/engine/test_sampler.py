@@ -19,7 +19,7 @@ from transformers import (
 
 from triptych.engine.penalties import adjust
 from triptych.engine.sampler import Draw, Drawn, sample
-from triptych.journey import Sampling
+from triptych.sampling import Sampling
 
 VOCAB = 50
 

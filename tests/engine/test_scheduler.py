@@ -7,8 +7,8 @@ from tests.multimodal.parts import image, masked, text
 from triptych.engine.plan import Announcement, StepPlan
 from triptych.engine.sequence import finish_reason
 from triptych.errors import ConfigError, ContextTooLong
-from triptych.journey import Sampling
 from triptych.multimodal.layout import lay_out
+from triptych.sampling import Sampling
 
 
 def spans(plan: StepPlan) -> list[tuple[int, int]]:

@@ -12,9 +12,10 @@ from tests.engine.prompts import layout_of, picture, rows_of, text_layout, user
 from tests.engine.rig import Asked, Pair, PromptSink, running
 from tests.reference import Reference
 from triptych.errors import TriptychError
-from triptych.journey import Sampling, Token, new_request_id
+from triptych.journey import Token, new_request_id
 from triptych.models.base import LanguageModel, VisionTower
 from triptych.models.card import ModelCard
+from triptych.sampling import Sampling
 
 REQUESTS = 120
 Answers = dict[int, list[int]]

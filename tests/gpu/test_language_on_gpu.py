@@ -20,11 +20,12 @@ from triptych.engine.plan import Chunk
 from triptych.engine.runner import Runner
 from triptych.engine.sequence import DecodeSequence, PrefillSequence
 from triptych.errors import TriptychError
-from triptych.journey import RequestId, Sampling
+from triptych.journey import RequestId
 from triptych.models.base import LanguageModel
 from triptych.models.card import ModelCard, load_card
 from triptych.models.loading import load_language, load_tower
 from triptych.multimodal.rows import RowMap
+from triptych.sampling import Sampling
 
 pytestmark = pytest.mark.gpu
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from tests.transfer.neighbours import CPU, HERE, OWNER, blocks_ref
 from triptych.config import TransferSettings
+from triptych.dtypes import DTYPE_BYTES
 from triptych.errors import ClaimExpired, InvalidRecord, TransferFailed
-from triptych.journey import DTYPE_BYTES, KVRef, Shard
+from triptych.journey import KVRef, Shard
 from triptych.transfer.checksum import checksum
 from triptych.transfer.kv_format import KVFormat, repack_refusal
 from triptych.transfer.reader import Reader

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from triptych.errors import Cancelled, ContextTooLong, InvalidRequest, LayoutMismatch, TriptychError
-from triptych.journey import MOST_BRANCHES, BlockRef, Layout, RequestId, Sampling, Token
+from triptych.journey import BlockRef, Layout, RequestId, Token
+from triptych.sampling import MOST_BRANCHES, Sampling
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from triptych.engine.device import ship
-from triptych.journey import Int32Array, Sampling
+from triptych.journey import Int32Array
+from triptych.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True, eq=False)

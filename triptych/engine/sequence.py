@@ -8,8 +8,9 @@ import numpy as np
 from triptych.engine.block_keys import BlockKeys
 from triptych.engine.windows import Group, group_items
 from triptych.errors import InvariantViolation
-from triptych.journey import Int64Array, Layout, RequestId, Run, Sampling
+from triptych.journey import Int64Array, Layout, RequestId, Run
 from triptych.multimodal.rows import RowMap
+from triptych.sampling import Sampling
 
 
 def blocks_for(tokens: int, block_size: int) -> int:

@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 from triptych.errors import ConfigError
-from triptych.journey import SAMPLING_RANGES
 from triptych.models.adapter import Adapter, adapter_for
 from triptych.models.checkpoint import read_header, weights_files
 from triptych.models.config_values import read_json, read_optional_json, text_config, whole_number
 from triptych.models.fingerprint import fingerprint
 from triptych.models.folder import CONFIG_FILE, model_name, resolve_folder
+from triptych.sampling import SAMPLING_RANGES
 
 __all__ = ["ModelCard", "load_card", "resolve_dtype", "resolve_folder"]
 

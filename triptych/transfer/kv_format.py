@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
+from triptych.dtypes import DTYPE_BYTES
 from triptych.errors import InvalidRecord
-from triptych.journey import DTYPE_BYTES
 
 DIGEST_BYTES = 16
 
