@@ -115,6 +115,10 @@ class DecodePlaces:
         """Whether a branch of the request is unfinished."""
         return request_id in self._branches
 
+    def holds(self, sequence: DecodeSequence) -> bool:
+        """Whether this very branch, not one of a later attempt, is unfinished."""
+        return any(branch is sequence for branch in self._branches.get(sequence.request_id, ()))
+
     def finish(self, sequence: DecodeSequence) -> None:
         siblings = self._branches[sequence.request_id]
         siblings.remove(sequence)

@@ -184,6 +184,10 @@ class Scheduler:
         """Whether a branch of the request is unfinished."""
         return self._decodes.is_decoding(request_id)
 
+    def holds_branch(self, sequence: DecodeSequence) -> bool:
+        """Whether this very branch, not one of a later attempt, is unfinished."""
+        return self._decodes.holds(sequence)
+
     def decode_ids(self) -> set[RequestId]:
         """Requests waiting for blocks, reserved or decoding."""
         return {ask.request_id for ask in self._asks if isinstance(ask, Reservation)} | self._decodes.request_ids

@@ -193,6 +193,7 @@ class DecodeSequence:
     sampling: Sampling
     tokens: list[int]  # generated, from position 0, at least one
     blocks: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # given by the scheduler
+    num_inflight: int = 0  # tokens that launched steps make of it and that are not in `tokens` yet
 
     rope_delta: int = field(init=False)
 
@@ -201,10 +202,21 @@ class DecodeSequence:
 
     @property
     def num_kv_tokens(self) -> int:
+        """Behind the steps whose tokens are in `tokens`."""
         return self.layout.num_tokens + len(self.tokens) - 1
+
+    @property
+    def next_position(self) -> int:
+        """Tokens whose KV the launched steps have written or will write: where the next step writes."""
+        return self.num_kv_tokens + self.num_inflight
+
+    @property
+    def next_token(self) -> int:
+        """Position, among the generated ones, of the token that the next step makes."""
+        return len(self.tokens) + self.num_inflight
 
     def check(self, block_size: int) -> None:
         if not self.tokens:
             raise InvariantViolation("a branch without a first token is decoding")
-        if self.num_kv_tokens > len(self.blocks) * block_size:
-            raise InvariantViolation(f"branch has {self.num_kv_tokens} KV tokens, {len(self.blocks)} blocks")
+        if self.next_position > len(self.blocks) * block_size:
+            raise InvariantViolation(f"branch has {self.next_position} KV tokens, {len(self.blocks)} blocks")
