@@ -120,7 +120,9 @@ class WorkerHost:
         faults = Faults.allowed(self._settings.transfer.faults, self._placement.roles)
         torch.set_num_threads(self._settings.serve.cpu_threads or default_cpu_threads(self._placement.roles))
         device = choose_device(self._placement.device)
-        card = load_card(self._settings.serve.model, self._settings.serve.dtype)
+        card = load_card(
+            self._settings.serve.model, self._settings.serve.dtype, load_format=self._settings.serve.load_format
+        )
         site = Site(
             worker_id=self._placement.worker_id,
             owner=owner,

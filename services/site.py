@@ -128,7 +128,7 @@ class Language:
 
     def __init__(self, site: Site) -> None:
         settings = site.settings.language
-        self.model = load_language(site.card, site.device, site.settings.serve.dtype)
+        self.model = load_language(site.card, site.device, site.settings.serve.dtype, settings)
         block_bytes = self.model.kv.block_bytes(settings.block_size)
         num_blocks = settings.kv_bytes // block_bytes
         if num_blocks < 2:

@@ -43,6 +43,7 @@ class ServeSettings:
     decodes: int = 1
     device: str = "auto"  # auto, cpu, cuda
     dtype: str = "auto"  # auto: float32 on the CPU, the checkpoint's own on CUDA
+    load_format: str = "auto"  # auto: weights from the folder; dummy: random ones, of a folder without (for measuring)
     gpu_share: float = 0.9  # of each GPU's total memory, over all workers placed on it
     ray: str = "auto"  # join the Ray that runs here or start one; local: always start one; or a Ray address
     cpu_threads: int = 0  # per worker, for CPU arithmetic; 0: all cores, half of them where it decodes
@@ -51,6 +52,7 @@ class ServeSettings:
         _require_choice("serve.topology", self.topology, tuple(TOPOLOGIES))
         _require_choice("serve.device", self.device, ("auto", "cpu", "cuda"))
         _require_choice("serve.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        _require_choice("serve.load_format", self.load_format, ("auto", "dummy"))
         for name in ("encoders", "prefills", "decodes"):
             _require(getattr(self, name) >= 1, f"serve.{name}", getattr(self, name), "at least 1")
         _require(self.cpu_threads >= 0, "serve.cpu_threads", self.cpu_threads, "0 (the default) or more")
@@ -126,12 +128,14 @@ class LanguageSettings:
     kv_bytes: int = 512 * MIB
     prefill_chunk_tokens: int = 2048  # per step, over all prompts
     max_sequences: int = 64  # decoding at once
+    decoder: str = "auto"  # lean: our own layers; generic: transformers'. auto: lean where it knows the model
     prefix_cache: bool = True  # reuse the KV of an equal beginning, text and images alike
     landing_bytes: int = 256 * MIB  # embedding rows pulled in and not yet fused; raised to the largest item
 
     def __post_init__(self) -> None:
         names = ("block_size", "kv_bytes", "prefill_chunk_tokens", "max_sequences", "landing_bytes")
         _require_positive("language", self, *names)
+        _require_choice("language.decoder", self.decoder, ("auto", "lean", "generic"))
         _require(self.max_model_len >= 0, "language.max_model_len", self.max_model_len, "0 (the model's own) or more")
 
     def longest(self, of_model: int) -> int:

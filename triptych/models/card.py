@@ -40,12 +40,16 @@ class ModelCard:
     fingerprint: bytes  # 32 bytes; equal where two processes hold the same model in the same dtype
     dtype: str  # as asked for: float32, bfloat16, float16 or auto
     default_sampling: Mapping[str, float]  # what generation_config.json sets of temperature, top_p, top_k, ...
+    load_format: str = "auto"  # auto: weights are the folder's; dummy: drawn at random, the folder's are not looked at
 
 
-def load_card(model: str, dtype: str, progress: Callable[[str], None] = lambda line: None) -> ModelCard:
+def load_card(
+    model: str, dtype: str, progress: Callable[[str], None] = lambda line: None, load_format: str = "auto"
+) -> ModelCard:
     """The card of the embedded model, a local folder or a hub id; ConfigError names what is missing or wrong.
 
-    dtype: part of the fingerprint; `resolve_dtype` turns `auto` into the one that is computed in.
+    dtype:       part of the fingerprint; `resolve_dtype` turns `auto` into the one that is computed in.
+    load_format: `dummy` for a folder that needs no weights: they are drawn at random, the same ones in every process
     """
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"serve.dtype is {dtype!r}, expected auto or one of {', '.join(DTYPES)}")
@@ -67,9 +71,10 @@ def load_card(model: str, dtype: str, progress: Callable[[str], None] = lambda l
         max_model_len=whole_number(text, "max_position_embeddings"),
         vocab_size=whole_number(text, "vocab_size"),
         chat_template=_chat_template(folder),
-        fingerprint=fingerprint(folder, dtype),
+        fingerprint=fingerprint(folder, dtype, with_weights=load_format != "dummy"),
         dtype=dtype,
         default_sampling=MappingProxyType(_default_sampling(generation)),
+        load_format=load_format,
     )
 
 

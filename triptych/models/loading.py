@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from triptych.config import LanguageSettings
 from triptych.errors import ConfigError
 from triptych.models.base import GraphTower, LanguageModel, VisionTower
 from triptych.models.card import ModelCard, resolve_dtype
@@ -23,7 +24,7 @@ __all__ = ["ImageProcessor", "graph_tower", "load_image_processor", "load_langua
 class Family:
     """The torch half of a model family; `adapter.py` has the other."""
 
-    load_language: Callable[[ModelCard, torch.dtype, torch.device], LanguageModel]
+    load_language: Callable[[ModelCard, torch.dtype, torch.device, LanguageSettings], LanguageModel]
     load_tower: Callable[[ModelCard, PixelRule, torch.dtype, torch.device], VisionTower]
 
 
@@ -32,13 +33,17 @@ _FAMILY_BY_MODEL_TYPE: Mapping[str, Family] = {
 }
 
 
-def load_language(card: ModelCard, device: torch.device, dtype: str = "auto") -> LanguageModel:
+def load_language(
+    card: ModelCard, device: torch.device, dtype: str = "auto", settings: LanguageSettings | None = None
+) -> LanguageModel:
     """The decoder with its weights on the device, without the tower's.
 
-    dtype: float32, bfloat16, float16, or auto (float32 on the CPU, the checkpoint's own elsewhere)
+    dtype:    float32, bfloat16, float16, or auto (float32 on the CPU, the checkpoint's own elsewhere)
+    settings: which decoder, and how it computes; the defaults if None
     Raises ConfigError naming what in the folder does not fit.
     """
-    return _family(card).load_language(card, _torch_dtype(card, dtype, device), device)
+    chosen = settings or LanguageSettings()
+    return _family(card).load_language(card, _torch_dtype(card, dtype, device), device, chosen)
 
 
 def load_tower(card: ModelCard, device: torch.device, dtype: str = "auto") -> VisionTower:

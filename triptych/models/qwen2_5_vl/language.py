@@ -9,6 +9,7 @@ from torch.nn import functional
 from transformers import Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
+from triptych.config import LanguageSettings
 from triptych.errors import ConfigError
 from triptych.models.base import KVGeometry, PagedInputs
 from triptych.models.card import ModelCard
@@ -79,7 +80,7 @@ class Qwen25VLLanguage:
         return functional.linear(hidden[inputs.logits_at], self.decoder.head_weight).float()
 
 
-def load(card: ModelCard, dtype: torch.dtype, device: torch.device) -> Qwen25VLLanguage:
+def load(card: ModelCard, dtype: torch.dtype, device: torch.device, settings: LanguageSettings) -> Qwen25VLLanguage:
     """The decoder of the card's checkpoint; reads no weight of its tower. Raises ConfigError."""
     config = Qwen2_5_VLConfig.from_pretrained(card.folder, local_files_only=True)
     text = copy.deepcopy(config.text_config)
