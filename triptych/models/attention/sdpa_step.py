@@ -1,4 +1,4 @@
-"""Where a step's tokens go in the KV slab, and what each of its sequences reads: indices, worked out once per step.
+"""What each sequence of a step reads of the KV slab, for torch's own attention: indices, worked out once per step.
 
 Everything Python decides by is host numbers; what the device needs is shipped without waiting for it.
 """
@@ -36,14 +36,14 @@ class DecodeGroup:
     """Sequences with one new token each, attended in one batch.
 
     tokens: [n] or slice  where their tokens stand in the step
-    planes: [2 * n * width] int64  planes of layer 0 to read: all keys, then all values
+    planes: of each layer, [2 * n * width] int64  planes to read: all keys, then all values
     length: keys attended per sequence, the longest one's
     mask:   [n, 1, 1, length] of the model's dtype, 0 or -inf; None where all are equally long
     stale:  int64  rows read that belong to no token: whatever lies there, their weight must come out as zero
     """
 
     tokens: slice | Tensor
-    planes: Tensor
+    planes: tuple[Tensor, ...]
     count: int
     length: int
     mask: Tensor | None
@@ -60,15 +60,14 @@ class Chunk:
 
     tokens: slice
     kv_length: int
-    planes: Tensor | None
+    planes: tuple[Tensor, ...] | None
     mask: Tensor | CausalBias | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepIndices:
-    """write_rows: [layers, 2, tokens] int64  token rows of the slab where keys and values go"""
+    """Sequences with one new token each, and the others."""
 
-    write_rows: Tensor
     decodes: DecodeGroup | None
     chunks: tuple[Chunk, ...]
 
@@ -80,19 +79,13 @@ def index_step(inputs: PagedInputs, slab: SlabShape, dtype: torch.dtype) -> Step
     ends = np.cumsum(lengths)
     chunks = tuple(_chunk(inputs, int(row), int(ends[row]), slab, dtype) for row in np.flatnonzero(lengths != 1))
     decodes = _decode_group(inputs, singles, ends[singles] - 1, slab, dtype) if len(singles) else None
-    return StepIndices(_write_rows(inputs.slots, slab), decodes, chunks)
+    return StepIndices(decodes, chunks)
 
 
-def _write_rows(slots: Tensor, slab: SlabShape) -> Tensor:
-    first = (slots // slab.block_size) * (slab.planes * slab.block_size) + slots % slab.block_size
-    planes = torch.arange(slab.planes, device=slots.device) * slab.block_size
-    return (planes[:, None] + first[None, :]).view(slab.layers, 2, -1)
-
-
-def _planes(tables: Tensor, slab: SlabShape) -> Tensor:
-    """Keys' planes of layer 0 of these blocks, then the values' planes, flat."""
-    first = tables.reshape(-1) * slab.planes
-    return torch.cat([first, first + 1])
+def _planes(tables: Tensor, slab: SlabShape) -> tuple[Tensor, ...]:
+    """Of each layer the keys' planes of these blocks, then the values' planes, flat."""
+    planes = torch.arange(slab.planes, device=tables.device).view(slab.layers, 2, 1)
+    return (planes + tables.reshape(-1) * slab.planes).view(slab.layers, -1).unbind()
 
 
 def _chunk(inputs: PagedInputs, row: int, end: int, slab: SlabShape, dtype: torch.dtype) -> Chunk:
