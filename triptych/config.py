@@ -129,14 +129,22 @@ class LanguageSettings:
     prefill_chunk_tokens: int = 2048  # per step, over all prompts
     max_sequences: int = 64  # decoding at once
     decoder: str = "auto"  # lean: our own layers; generic: transformers'. auto: lean where it knows the model
+    pipeline: str = "auto"  # plan and launch a step while the one before it runs. auto: on CUDA; on, off
+    graphs: str = "auto"  # replay decoding steps as CUDA graphs. auto: on CUDA; on, off
     prefix_cache: bool = True  # reuse the KV of an equal beginning, text and images alike
+    decode_margin_tokens: int = 0  # reserved behind a prompt, then it grows. 0: as recent answers were long
+    swap_bytes: int = 1 * GIB  # host memory for the KV of those that make room when blocks run out. 0: none
     landing_bytes: int = 256 * MIB  # embedding rows pulled in and not yet fused; raised to the largest item
 
     def __post_init__(self) -> None:
         names = ("block_size", "kv_bytes", "prefill_chunk_tokens", "max_sequences", "landing_bytes")
         _require_positive("language", self, *names)
         _require_choice("language.decoder", self.decoder, ("auto", "lean", "generic"))
+        for name in ("pipeline", "graphs"):
+            _require_choice(f"language.{name}", getattr(self, name), ("auto", "on", "off"))
         _require(self.max_model_len >= 0, "language.max_model_len", self.max_model_len, "0 (the model's own) or more")
+        for name in ("decode_margin_tokens", "swap_bytes"):
+            _require(getattr(self, name) >= 0, f"language.{name}", getattr(self, name), "0 or more")
 
     def longest(self, of_model: int) -> int:
         """Tokens of prompt and answer that are taken, of a model for so many."""
