@@ -1,11 +1,11 @@
 """Writes a model folder without weights: python tools/make_geometry.py FOLDER [--geometry qwen2.5-vl-7b | tiny].
 
-Numbers of a published model, a tokenizer of its size, processor settings and a chat template: what `triptych serve FOLDER
---load-format dummy` needs, which makes random weights on the device. Speed depends on shapes, not on what weights know,
-so a benchmark fetches nothing. Answers are noise.
+Numbers of a published model, a tokenizer of its size, processor settings and a chat template: what `triptych serve
+FOLDER --load-format dummy` needs, which makes random weights on the device. Speed depends on shapes, not on what
+weights know, so a benchmark fetches nothing. Answers are noise.
 
-- The tokenizer has as many tokens as the model has rows of logits, and the published ids for special tokens. Every other
-  id is text, so that whatever noise picks is streamed: a load generator takes a chunk with text for a token.
+- The tokenizer has as many tokens as the model has rows of logits, and the published ids for special tokens. Every
+  other id is text, so that whatever noise picks is streamed: a load generator takes a chunk with text for a token.
 - Frequent English words are one token each, with the space before them; what else is written falls into pieces.
 - Nothing ends an answer but its length where a request says `ignore_eos`; otherwise noise may.
 """
@@ -30,14 +30,15 @@ SPECIAL_TOKENS = (
 )
 
 _FREQUENT = """
-a able about after again all also an and any are as at away back be because been before being best better between both
-but by call came can come could day did do does down each even every few find first for from get give go good great had
-has have he help her here him his how i if in into is it its just keep know last left let life like line little long look
-made make man many may me means men might more most much must my name need never new no not now number of off old on one
-only or other our out over own part people place put read right said same say see set she should show side small so some
-something state still such take tell than that the their them then there these they thing things think this those three
-through time to too turn two under up upon us use used very want was water way we well went were what when where which
-while who why will with word words work world would write year years you your
+a able about after again all also an and any are as at away back be because been before being best better between
+both but by call came can come could day did do does down each even every few find first for from get give go good
+great had has have he help her here him his how i if in into is it its just keep know last left let life like line
+little long look made make man many may me means men might more most much must my name need never new no not now
+number of off old on one only or other our out over own part people place put read right said same say see set she
+should show side small so some something state still such take tell than that the their them then there these they
+thing things think this those three through time to too turn two under up upon us use used very want was water way
+we well went were what when where which while who why will with word words work world would write year years you
+your
 """
 
 
