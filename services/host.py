@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import torch
@@ -19,6 +20,7 @@ from triptych.journey import Endpoint, Role
 from triptych.models.card import load_card, resolve_dtype
 from triptych.pb import worker_pb2_grpc
 from triptych.services.guard import Door
+from triptych.services.profiling import Profiler
 from triptych.services.site import Language, RoleWorker, Site
 from triptych.services.worker_service import WorkerService
 from triptych.transfer.faults import Faults
@@ -68,6 +70,7 @@ class WorkerHost:
         self._nixl: NixlAgent | None = None
         self._notices: NoticeTaker | None = None
         self._staging: Staging | None = None
+        self._profiler: Profiler | None = None
         self._server: grpc.aio.Server | None = None
         self._lock = threading.Lock()
         self._stopped = False
@@ -97,6 +100,8 @@ class WorkerHost:
             self._notices.stop()
         if self._staging is not None:
             self._staging.stop()
+        if self._profiler is not None:
+            self._profiler.stop()
         if self._nixl is not None:
             self._nixl.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -146,6 +151,9 @@ class WorkerHost:
             self._notices = NoticeTaker(site.nixl, site.leases)
         self._sweeper = Sweeper([site.leases], self._settings.transfer.sweep_interval_seconds)
         self._sweeper.start()
+        if self._settings.serve.profile_folder:
+            folder = Path(self._settings.serve.profile_folder)
+            self._profiler = Profiler(folder, self._placement.worker_id, device)
         log.info(
             "worker %s (%s) ready on %s in %.1f s",
             *(self._placement.worker_id, ", ".join(sorted(self._placement.roles)), device),

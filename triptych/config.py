@@ -47,6 +47,7 @@ class ServeSettings:
     gpu_share: float = 0.9  # of each GPU's total memory, over all workers placed on it
     ray: str = "auto"  # join the Ray that runs here or start one; local: always start one; or a Ray address
     cpu_threads: int = 0  # per worker, for CPU arithmetic; 0: all cores, half of them where it decodes
+    profile_folder: str = ""  # where workers look for questions what their device does (services/profiling.py)
 
     def __post_init__(self) -> None:
         _require_choice("serve.topology", self.topology, tuple(TOPOLOGIES))
