@@ -34,9 +34,14 @@ def quantise_rows(matrix: Tensor, width: int) -> Scaled:
         SMALLEST_BITS=_SMALLEST_BITS,
         LARGEST=LARGEST,
         BLOCK=block,
-        num_warps=min(32, max(1, block // _NUMBERS_PER_WARP)),
+        num_warps=warps_for(block),
     )
     return Scaled(numbers, scales)
+
+
+def warps_for(block: int) -> int:
+    """Of one program that makes a row of so many numbers."""
+    return min(32, max(1, block // _NUMBERS_PER_WARP))
 
 
 @triton.jit
@@ -83,6 +88,6 @@ def _quantise_rows(
     # Of their bits: a maximum of numbers passes over NaN, whose bits are the largest of all.
     magnitudes = exact.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     largest = tl.maximum(tl.max(magnitudes, axis=0), SMALLEST_BITS).to(tl.float32, bitcast=True)
-    byte = fp8_byte(exact * tl.div_rn(LARGEST, largest))
+    byte = tl.where(columns < WIDTH, fp8_byte(exact * tl.div_rn(LARGEST, largest)), 0)
     tl.store(numbers + row * WIDTH_OUT + columns, byte, mask=columns < WIDTH_OUT)
     tl.store(scales + row, tl.div_rn(largest, LARGEST))
