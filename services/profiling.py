@@ -1,8 +1,9 @@
 """A look at what a worker's device does, on demand: whoever wants one leaves a file, the worker leaves a trace.
 
-`serve.profile_folder` names a folder. A file `ask-<number>.json` in it, `{"seconds": 1.5}`, makes every worker trace its
-device for so long and write `<worker id>-<number>.json.gz`, in the format of torch's profiler (Chrome's). While a worker
-is at it, `<worker id>-<number>.begun` stands beside. A file and no rpc, as with faults: nobody reaches it over a network.
+`serve.profile_folder` names a folder. A file `ask-<number>.json` in it, `{"seconds": 1.5}`, makes every worker trace
+its device for so long and write `<worker id>-<number>.json.gz`, in the format of torch's profiler (Chrome's). While a
+worker is at it, `<worker id>-<number>.begun` stands beside. A file and no rpc, as with faults: nobody reaches it over a
+network.
 """
 
 import json
