@@ -132,6 +132,8 @@ class LanguageSettings:
     decoder: str = "auto"  # lean: our own layers; generic: transformers'. auto: lean where it knows the model
     pipeline: str = "auto"  # plan and launch a step while the one before it runs. auto: on CUDA; on, off
     graphs: str = "auto"  # replay decoding steps as CUDA graphs. auto: on CUDA; on, off
+    weights: str = "auto"  # auto: the layers' matrices in the model's dtype; fp8: in 8 bits. The lean decoder alone
+    kv_dtype: str = "auto"  # auto: keys and values in the model's dtype; fp8: in 8 bits. The lean decoder alone
     prefix_cache: bool = True  # reuse the KV of an equal beginning, text and images alike
     decode_margin_tokens: int = 0  # reserved behind a prompt, then it grows. 0: as recent answers were long
     swap_bytes: int = 1 * GIB  # host memory for the KV of those that make room when blocks run out. 0: none
@@ -141,11 +143,19 @@ class LanguageSettings:
         names = ("block_size", "kv_bytes", "prefill_chunk_tokens", "max_sequences", "landing_bytes")
         _require_positive("language", self, *names)
         _require_choice("language.decoder", self.decoder, ("auto", "lean", "generic"))
+        for name in ("weights", "kv_dtype"):
+            _require_choice(f"language.{name}", getattr(self, name), ("auto", "fp8"))
         for name in ("pipeline", "graphs"):
             _require_choice(f"language.{name}", getattr(self, name), ("auto", "on", "off"))
         _require(self.max_model_len >= 0, "language.max_model_len", self.max_model_len, "0 (the model's own) or more")
         for name in ("decode_margin_tokens", "swap_bytes"):
             _require(getattr(self, name) >= 0, f"language.{name}", getattr(self, name), "0 or more")
+
+    @property
+    def precision(self) -> str:
+        """What is kept in fewer bits than the model's dtype; empty if nothing is. Answers depend on it."""
+        chosen = {"weights": self.weights, "kv": self.kv_dtype}
+        return " ".join(f"{what}={kind}" for what, kind in chosen.items() if kind != "auto")
 
     def longest(self, of_model: int) -> int:
         """Tokens of prompt and answer that are taken, of a model for so many."""

@@ -23,6 +23,7 @@ def scheduler(num_blocks: int = 64, **limits: int) -> Scheduler:
         "max_sequences": 4,
         "landing_bytes": 64 * ROW_BYTES,
         "row_bytes": ROW_BYTES,
+        "margin_tokens": 1000,  # all that may follow
     }
     return Scheduler(Limits(**settings | limits), num_blocks)
 

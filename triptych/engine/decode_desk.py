@@ -11,6 +11,7 @@ from functools import partial
 
 from triptych.engine.jobs import DecodeJob, DecodeSink, Reserved, check_branches, check_decode, require_newer
 from triptych.engine.mailbox import News, NewsQueue
+from triptych.engine.plan import Admitted
 from triptych.engine.scheduler import Scheduler
 from triptych.engine.sequence import DecodeSequence, Reservation
 from triptych.errors import (
@@ -23,6 +24,7 @@ from triptych.errors import (
     InvariantViolation,
     LayoutMismatch,
     Overloaded,
+    Preempted,
     TriptychError,
 )
 from triptych.journey import RequestId, Token
@@ -81,8 +83,11 @@ class DecodeDesk:
         self._scheduler.add_reservation(reservation)
         self._tasks[reservation.request_id] = DecodeTask(reservation, deadline, [on_done])
 
-    def grant(self, reservations: Iterable[Reservation]) -> None:
-        for reservation in reservations:
+    def grant(self, admitted: Admitted) -> None:
+        """Tell who got room, and whose request has ended for it."""
+        for request_id in admitted.ended:
+            self.end(request_id, Preempted("its KV blocks were needed by those before it; prefill what it has again"))
+        for reservation in admitted.reservations:
             task = self._tasks[reservation.request_id]
             task.is_granted = True
             self._tell_granted(task)

@@ -61,6 +61,7 @@ class LanguageEngine:
         self._runner = Runner(model, slab, settings.kv_bytes, settings.block_size)
         self._landing = LandingMemory(model.hidden_size, model.dtype, model.device, model.levels)
         self.limits = _limits(model, settings, self._landing.row_bytes, max_item_rows)
+        self._runner.make_room(self.limits.num_swap_slots)
         self._scheduler = Scheduler(self.limits, self._runner.num_blocks)
         self._mailbox = Mailbox()
         self._lock = self._mailbox.lock
@@ -243,8 +244,9 @@ class LanguageEngine:
             self._decodes.expire(now)
             admitted = self._scheduler.admit()
             self._prefills.admit(admitted, now)
-            self._decodes.grant(admitted.reservations)
+            self._decodes.grant(admitted)
         self._runner.stamp(admitted.new_blocks)
+        self._runner.move_blocks(admitted.moves)
         if admitted.windows or admitted.reservations:
             self._runner.fence()
         self._mailbox.deliver()
@@ -287,6 +289,7 @@ class LanguageEngine:
 def _limits(model: LanguageModel, settings: LanguageSettings, row_bytes: int, max_item_rows: int) -> Limits:
     longest = settings.longest(model.max_model_len)
     most_rows = min(max_item_rows or longest, longest)
+    block_bytes = model.kv.block_bytes(settings.block_size)
     return Limits(
         block_size=settings.block_size,
         max_model_len=longest,
@@ -294,4 +297,7 @@ def _limits(model: LanguageModel, settings: LanguageSettings, row_bytes: int, ma
         max_sequences=settings.max_sequences,
         landing_bytes=max(settings.landing_bytes, most_rows * row_bytes),
         row_bytes=row_bytes,
+        margin_tokens=settings.decode_margin_tokens,
+        num_swap_slots=settings.swap_bytes // block_bytes,
+        block_bytes=block_bytes,
     )
