@@ -65,6 +65,7 @@ class DecodeService(DecodeServicer):
                 deadline,
                 granted,
                 keys,
+                request.priority,
             )
             reserved = await outcome
             await passing(self._faults, "reserve.serve")

@@ -1,8 +1,9 @@
 """The language engine: one thread that prefills and decodes, continuously batched, for one model on one device.
 
-A turn: take in what other threads have asked for, end what is overdue, give room to those whose turn it is, run one
-step, tell the sinks. Other threads only ever leave commands or read the books; all changes but the return of lent
-blocks are made by the engine's thread, between two steps.
+A turn: take in what other threads have asked for, end what is overdue, give room to those whose turn it is, launch a
+step, tell the sinks what has come of it, or, pipelined, of the one before it: the device works on one step while the
+host reads another and plans the next. Other threads only ever leave commands or read the books; all changes but the
+return of lent blocks are made by the engine's thread, between two launches.
 """
 
 import logging
@@ -19,8 +20,8 @@ from triptych.engine.decode_desk import DecodeDesk, OnReserved
 from triptych.engine.device_errors import DeviceLost
 from triptych.engine.jobs import DecodeJob, DecodeSink, PrefillJob, PrefillSink
 from triptych.engine.landing import LandingMemory
+from triptych.engine.limits import limits_of
 from triptych.engine.mailbox import Mailbox, as_triptych
-from triptych.engine.plan import Limits
 from triptych.engine.prefill_desk import PrefillDesk
 from triptych.engine.runner import Runner
 from triptych.engine.scheduler import Scheduler
@@ -58,9 +59,9 @@ class LanguageEngine:
         fingerprint:   of the model; KV of equal prompts is computed once, unless settings.prefix_cache says no
         max_item_rows: of the largest item that may come, which landing memory must take; 0: a whole context of rows
         """
-        self._runner = Runner(model, slab, settings.kv_bytes, settings.block_size)
+        self._runner = Runner(model, slab, settings)
         self._landing = LandingMemory(model.hidden_size, model.dtype, model.device, model.levels)
-        self.limits = _limits(model, settings, self._landing.row_bytes, max_item_rows)
+        self.limits = limits_of(model, settings, self._landing.row_bytes, max_item_rows)
         self._runner.make_room(self.limits.num_swap_slots)
         self._scheduler = Scheduler(self.limits, self._runner.num_blocks)
         self._mailbox = Mailbox()
@@ -72,6 +73,8 @@ class LanguageEngine:
         self._stepper = Stepper(
             self._runner, self._scheduler, self._landing, self._prefills, self._decodes, self._mailbox
         )
+        # How many steps may be unread when the next one is planned.
+        self._depth = int(settings.pipeline == "on" or (settings.pipeline == "auto" and model.device.type == "cuda"))
         self._on_step = on_step
         self._on_fatal = on_fatal
         self._thread = threading.Thread(target=self._run, name="language-engine", daemon=True)
@@ -81,11 +84,16 @@ class LanguageEngine:
         return self._runner.num_blocks
 
     def start(self) -> None:
+        """Returns once decoding steps are recorded, where they are to be: after some seconds then.
+
+        Raises ConfigError where the settings insist on that and it cannot be done.
+        """
         log.info(
             "language engine: %d KV blocks of %d tokens, context %d, %d prefill tokens and %d sequences a step",
             *(self.num_blocks, self.limits.block_size, self.limits.max_model_len),
             *(self.limits.prefill_chunk_tokens, self.limits.max_sequences),
         )
+        self._runner.record()
         self._thread.start()
 
     def stop(self) -> None:
@@ -145,8 +153,10 @@ class LanguageEngine:
         deadline: float,
         on_done: OnReserved,
         keys: BlockKeys | None = None,
+        priority: int = 0,
     ) -> None:
-        """Blocks for everything a request may need, in order of arrival; on_done gets their number or the reason.
+        """Blocks for a prompt and a part, or all, of what may follow, in order of priority (lower first), then arrival;
+        on_done gets their number or the reason.
         prompt_tokens: all that prefill computes, tokens generated before a continuation included
         keys:          of the prompt: blocks that hold its beginning are found by them, and shared
         max_tokens:    what may still follow, per branch; cut to what the context takes
@@ -156,7 +166,14 @@ class LanguageEngine:
         """
         within = self.limits.max_model_len - prompt_tokens
         reservation = Reservation(
-            request_id, attempt, prompt_tokens, min(max_tokens, within), branches, self.limits.block_size, keys
+            request_id,
+            attempt,
+            prompt_tokens,
+            min(max_tokens, within),
+            branches,
+            self.limits.block_size,
+            keys,
+            priority,
         )
         self._mailbox.post(lambda: self._decodes.reserve(reservation, deadline, on_done), on_done)
 
@@ -209,7 +226,9 @@ class LanguageEngine:
     def idle(self) -> bool:
         """Whether nobody waits or runs, every block is free and everybody has been told."""
         with self._lock:
-            known = self._copies or not (self._prefills.is_empty and self._decodes.is_empty)
+            known = (
+                self._copies or self._stepper.num_launched or not (self._prefills.is_empty and self._decodes.is_empty)
+            )
             return not known and self._mailbox.is_empty and self._scheduler.is_idle()
 
     def check(self) -> None:
@@ -231,6 +250,10 @@ class LanguageEngine:
                 except Exception as error:
                     log.exception("a turn of the language engine failed; every request ends, the engine goes on")
                     self._end_all(as_triptych(error))
+            try:
+                self._conclude(0)
+            except Exception:
+                log.exception("the last step of the language engine failed")
 
     def _turn(self) -> None:
         with self._lock:
@@ -247,15 +270,22 @@ class LanguageEngine:
             self._decodes.grant(admitted)
         self._runner.stamp(admitted.new_blocks)
         self._runner.move_blocks(admitted.moves)
-        if admitted.windows or admitted.reservations:
-            self._runner.fence()
+        if admitted.reservations:
+            self._runner.fence([block.id for block in admitted.new_blocks])
         self._mailbox.deliver()
         with self._lock:
             plan = self._scheduler.plan()
-            if not plan.num_tokens:
+            if not plan.num_tokens and not self._stepper.num_launched:
                 self._mailbox.sleep(min(self._prefills.next_deadline(), self._decodes.next_deadline()))
                 return
-        self._report(self._stepper.run(plan))
+        if plan.num_tokens:
+            self._stepper.launch(plan)
+        self._conclude(self._depth if plan.num_tokens else 0)
+
+    def _conclude(self, num_left: int) -> None:
+        """Read the tokens of all launched steps but the last so many."""
+        while self._stepper.num_launched > num_left:
+            self._report(self._stepper.conclude())
 
     def _report(self, report: StepReport) -> None:
         if self._on_step is not None:
@@ -275,6 +305,7 @@ class LanguageEngine:
         with self._lock:
             self._mailbox.take_commands()
             self._copies.clear()
+            self._stepper.abandon()
             self._prefills.end_all(error)
             self._decodes.end_all(error)
         self._mailbox.deliver()
@@ -284,20 +315,3 @@ class LanguageEngine:
         if reservation is None:
             raise ClaimExpired("the decode reservation is gone; reserve again")
         return reservation
-
-
-def _limits(model: LanguageModel, settings: LanguageSettings, row_bytes: int, max_item_rows: int) -> Limits:
-    longest = settings.longest(model.max_model_len)
-    most_rows = min(max_item_rows or longest, longest)
-    block_bytes = model.kv.block_bytes(settings.block_size)
-    return Limits(
-        block_size=settings.block_size,
-        max_model_len=longest,
-        prefill_chunk_tokens=settings.prefill_chunk_tokens,
-        max_sequences=settings.max_sequences,
-        landing_bytes=max(settings.landing_bytes, most_rows * row_bytes),
-        row_bytes=row_bytes,
-        margin_tokens=settings.decode_margin_tokens,
-        num_swap_slots=settings.swap_bytes // block_bytes,
-        block_bytes=block_bytes,
-    )
