@@ -125,9 +125,9 @@ class WorkerHost:
         faults = Faults.allowed(self._settings.transfer.faults, self._placement.roles)
         torch.set_num_threads(self._settings.serve.cpu_threads or default_cpu_threads(self._placement.roles))
         device = choose_device(self._placement.device)
-        card = load_card(
-            self._settings.serve.model, self._settings.serve.dtype, load_format=self._settings.serve.load_format
-        )
+        serve = self._settings.serve
+        precision = self._settings.language.precision
+        card = load_card(serve.model, serve.dtype, load_format=serve.load_format, precision=precision)
         site = Site(
             worker_id=self._placement.worker_id,
             owner=owner,

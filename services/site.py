@@ -207,7 +207,8 @@ class Language:
 
 def kv_format(kv: KVGeometry, block_size: int) -> KVFormat:
     """How a model's KV lies in blocks of a worker that has all its heads."""
-    return KVFormat(kv.layers, block_size, kv.kv_heads, kv.head_size, str(kv.dtype).removeprefix("torch."))
+    dtype = str(kv.dtype).removeprefix("torch.")
+    return KVFormat(kv.layers, block_size, kv.kv_heads, kv.head_size, dtype, scaling=kv.scaling)
 
 
 def merge_gauges(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

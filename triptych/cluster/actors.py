@@ -58,7 +58,8 @@ class RouterActor:
         _log_to_stderr(settings)
         server_module: Any = importlib.import_module("triptych.router.server")
         card_module: Any = importlib.import_module("triptych.models.card")
-        card = card_module.load_card(settings.serve.model, settings.serve.dtype, load_format=settings.serve.load_format)
+        serve, precision = settings.serve, settings.language.precision
+        card = card_module.load_card(serve.model, serve.dtype, load_format=serve.load_format, precision=precision)
         self._server = server_module.RouterServer(settings, card)
         self._port: int = self._server.start()
 

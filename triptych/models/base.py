@@ -22,6 +22,7 @@ class KVGeometry:
     kv_heads: int
     head_size: int
     dtype: torch.dtype
+    scaling: str = ""  # names the scales that keys and values are divided by; empty: they are what the model makes
 
     def block_bytes(self, block_size: int) -> int:
         return self.layers * 2 * block_size * self.kv_heads * self.head_size * self.dtype.itemsize

@@ -44,12 +44,17 @@ class ModelCard:
 
 
 def load_card(
-    model: str, dtype: str, progress: Callable[[str], None] = lambda line: None, load_format: str = "auto"
+    model: str,
+    dtype: str,
+    progress: Callable[[str], None] = lambda line: None,
+    load_format: str = "auto",
+    precision: str = "",
 ) -> ModelCard:
     """The card of the embedded model, a local folder or a hub id; ConfigError names what is missing or wrong.
 
     dtype:       part of the fingerprint; `resolve_dtype` turns `auto` into the one that is computed in.
     load_format: `dummy` for a folder that needs no weights: they are drawn at random, the same ones in every process
+    precision:   part of the fingerprint, as LanguageSettings.precision says
     """
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"serve.dtype is {dtype!r}, expected auto or one of {', '.join(DTYPES)}")
@@ -71,7 +76,7 @@ def load_card(
         max_model_len=whole_number(text, "max_position_embeddings"),
         vocab_size=whole_number(text, "vocab_size"),
         chat_template=_chat_template(folder),
-        fingerprint=fingerprint(folder, dtype, with_weights=load_format != "dummy"),
+        fingerprint=fingerprint(folder, f"{dtype} {precision}".rstrip(), with_weights=load_format != "dummy"),
         dtype=dtype,
         default_sampling=MappingProxyType(_default_sampling(generation)),
         load_format=load_format,

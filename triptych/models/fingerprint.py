@@ -24,7 +24,7 @@ _SMALL_FILES = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken"})
 def fingerprint(
     folder: Path, dtype: str, whole_file_bytes: int = WHOLE_FILE_BYTES, *, with_weights: bool = True
 ) -> bytes:
-    """32 bytes that name the model in this folder as computed in this dtype.
+    """32 bytes that name the model in this folder as computed in this dtype, and whatever else is said behind it.
 
     The folder's own name and place do not count. Weights files above `whole_file_bytes` are sampled. Without weights
     it names the model whose weights are drawn at random.
