@@ -22,6 +22,8 @@ LARGEST = 448.0
 # Rows that are smaller throughout are as good as zero; 448 divided by anything less would be infinite.
 SMALLEST_ROW = 2.0**-100
 
+_ROWS_AT_A_TIME = 2048
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaled:
@@ -78,12 +80,18 @@ def quantise_rows(matrix: Tensor) -> Scaled:
 
 
 def quantise_weight(weight: Tensor, name: str = "a weight") -> Scaled:
-    """[out, in] in 8 bits, each output channel by itself. Raises ConfigError where it holds something not finite."""
-    scaled = quantise_rows(weight)
-    broken = int((~scaled.scales.isfinite()).sum())
+    """[out, in] in 8 bits, each output channel by itself; some at a time, so that little else is needed meanwhile.
+
+    Waits for the device. Raises ConfigError where the weight holds something not finite.
+    """
+    parts = [quantise_rows(rows) for rows in weight.split(_ROWS_AT_A_TIME)]
+    # Bytes, as torch does not join numbers of every such type.
+    numbers = torch.cat([part.numbers.view(torch.uint8) for part in parts]).view(FP8)
+    scales = torch.cat([part.scales for part in parts])
+    broken = int((~scales.isfinite()).sum())
     if broken:
         raise ConfigError(f"{name} has {broken} rows with numbers that are not finite, which 8 bits cannot hold")
-    return scaled
+    return Scaled(numbers, scales)
 
 
 def padded(scaled: Scaled, multiple: int) -> Scaled:
