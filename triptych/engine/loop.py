@@ -1,9 +1,7 @@
 """The language engine: one thread that prefills and decodes, continuously batched, for one model on one device.
 
-A turn: take in what other threads have asked for, end what is overdue, give room to those whose turn it is, launch a
-step, tell the sinks what has come of it, or, pipelined, of the one before it: the device works on one step while the
-host reads another and plans the next. Other threads only ever leave commands or read the books; all changes but the
-return of lent blocks are made by the engine's thread, between two launches.
+Other threads only ever leave commands or read the books; all changes but the return of lent blocks are made by the
+engine's thread, between two launches of a step. What it does in a turn is in turns.py.
 """
 
 import logging
@@ -27,7 +25,8 @@ from triptych.engine.runner import Runner
 from triptych.engine.scheduler import Scheduler
 from triptych.engine.sequence import Reservation
 from triptych.engine.stepper import Stepper, StepReport
-from triptych.errors import Cancelled, ClaimExpired, TriptychError, WorkerLost
+from triptych.engine.turns import Turns
+from triptych.errors import Cancelled, ClaimExpired, WorkerLost
 from triptych.journey import Layout, RequestId
 from triptych.models.base import LanguageModel
 from triptych.transfer.slab import Slab
@@ -66,16 +65,13 @@ class LanguageEngine:
         self._scheduler = Scheduler(self.limits, self._runner.num_blocks)
         self._mailbox = Mailbox()
         self._lock = self._mailbox.lock
-        self._copies: list[tuple[int, int]] = []  # blocks to copy before the next step, (from, to)
         self._keyed_by = keyed_by = fingerprint if settings.prefix_cache else None
         self._prefills = PrefillDesk(self._scheduler, self._landing, model.vocab_size, self._mailbox.news, keyed_by)
         self._decodes = DecodeDesk(self._scheduler, model.vocab_size, self._mailbox.news)
-        self._stepper = Stepper(
-            self._runner, self._scheduler, self._landing, self._prefills, self._decodes, self._mailbox
-        )
-        # How many steps may be unread when the next one is planned.
-        self._depth = int(settings.pipeline == "on" or (settings.pipeline == "auto" and model.device.type == "cuda"))
-        self._on_step = on_step
+        desks = self._prefills, self._decodes
+        stepper = Stepper(self._runner, self._scheduler, self._landing, *desks, self._mailbox)
+        depth = int(settings.pipeline == "on" or (settings.pipeline == "auto" and model.device.type == "cuda"))
+        self._turns = Turns(self._runner, self._scheduler, stepper, *desks, self._mailbox, depth, on_step)
         self._on_fatal = on_fatal
         self._thread = threading.Thread(target=self._run, name="language-engine", daemon=True)
 
@@ -101,7 +97,7 @@ class LanguageEngine:
         refusal = self._mailbox.close(WorkerLost("the language engine has been stopped"))
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        self._end_all(refusal)
+        self._turns.end_all(refusal)
 
     # Prefill
 
@@ -202,7 +198,7 @@ class LanguageEngine:
         """Go on behind a prompt whose KV has landed in the request's reserved blocks."""
 
         def start() -> None:
-            self._copies += self._decodes.start(job, sink)
+            self._turns.copies += self._decodes.start(job, sink)
 
         self._mailbox.post(start, partial(sink.failed, job.request_id, job.attempt))
 
@@ -226,9 +222,7 @@ class LanguageEngine:
     def idle(self) -> bool:
         """Whether nobody waits or runs, every block is free and everybody has been told."""
         with self._lock:
-            known = (
-                self._copies or self._stepper.num_launched or not (self._prefills.is_empty and self._decodes.is_empty)
-            )
+            known = not (self._turns.is_empty and self._prefills.is_empty and self._decodes.is_empty)
             return not known and self._mailbox.is_empty and self._scheduler.is_idle()
 
     def check(self) -> None:
@@ -244,71 +238,23 @@ class LanguageEngine:
         with self._runner.stream():
             while self._mailbox.refusal is None:
                 try:
-                    self._turn()
+                    self._turns.take()
                 except DeviceLost as lost:
                     self._die(lost.__cause__ or lost)
                 except Exception as error:
                     log.exception("a turn of the language engine failed; every request ends, the engine goes on")
-                    self._end_all(as_triptych(error))
+                    self._turns.end_all(as_triptych(error))
             try:
-                self._conclude(0)
+                self._turns.finish()
             except Exception:
                 log.exception("the last step of the language engine failed")
-
-    def _turn(self) -> None:
-        with self._lock:
-            self._mailbox.take_commands()
-            copies, self._copies = self._copies, []
-        # Ahead of the next admission: the blocks read here may be free, and somebody's, from then on.
-        self._runner.copy_blocks(copies)
-        with self._lock:
-            now = time.monotonic()
-            self._prefills.expire(now)
-            self._decodes.expire(now)
-            admitted = self._scheduler.admit()
-            self._prefills.admit(admitted, now)
-            self._decodes.grant(admitted)
-        self._runner.stamp(admitted.new_blocks)
-        self._runner.move_blocks(admitted.moves)
-        if admitted.reservations:
-            self._runner.fence([block.id for block in admitted.new_blocks])
-        self._mailbox.deliver()
-        with self._lock:
-            plan = self._scheduler.plan()
-            if not plan.num_tokens and not self._stepper.num_launched:
-                self._mailbox.sleep(min(self._prefills.next_deadline(), self._decodes.next_deadline()))
-                return
-        if plan.num_tokens:
-            self._stepper.launch(plan)
-        self._conclude(self._depth if plan.num_tokens else 0)
-
-    def _conclude(self, num_left: int) -> None:
-        """Read the tokens of all launched steps but the last so many."""
-        while self._stepper.num_launched > num_left:
-            self._report(self._stepper.conclude())
-
-    def _report(self, report: StepReport) -> None:
-        if self._on_step is not None:
-            try:
-                self._on_step(report)
-            except Exception:
-                log.exception("a step's report was not taken")
 
     def _die(self, error: BaseException) -> None:
         """The device is lost: whatever is still here ends now, and nothing more comes in."""
         log.critical("the language engine's device is lost: %s", error)
         if self._on_fatal is not None:
             self._on_fatal(error)
-        self._end_all(self._mailbox.close(WorkerLost("the device is lost")))
-
-    def _end_all(self, error: TriptychError) -> None:
-        with self._lock:
-            self._mailbox.take_commands()
-            self._copies.clear()
-            self._stepper.abandon()
-            self._prefills.end_all(error)
-            self._decodes.end_all(error)
-        self._mailbox.deliver()
+        self._turns.end_all(self._mailbox.close(WorkerLost("the device is lost")))
 
     def _reservation(self, request_id: RequestId) -> Reservation:
         reservation = self._scheduler.reservation(request_id)
