@@ -120,6 +120,9 @@ class EncoderSettings:
             _require_choice(f"encoder.{name}", getattr(self, name), ("auto", "on", "off"))
 
 
+ATTENTIONS = ("auto", "sdpa", "triton", "varlen", "flashinfer")
+
+
 @dataclass(frozen=True, slots=True)
 class LanguageSettings:
     """Budgets of one prefill and/or decode worker."""
@@ -130,6 +133,7 @@ class LanguageSettings:
     prefill_chunk_tokens: int = 2048  # per step, over all prompts
     max_sequences: int = 64  # decoding at once
     decoder: str = "auto"  # lean: our own layers; generic: transformers'. auto: lean where it knows the model
+    attention: str = "auto"  # whose kernels: sdpa, triton, varlen, flashinfer. auto: what is right and fastest here
     pipeline: str = "auto"  # plan and launch a step while the one before it runs. auto: on CUDA; on, off
     graphs: str = "auto"  # replay decoding steps as CUDA graphs. auto: on CUDA; on, off
     weights: str = "auto"  # auto: the layers' matrices in the model's dtype; fp8: in 8 bits. The lean decoder alone
@@ -143,6 +147,7 @@ class LanguageSettings:
         names = ("block_size", "kv_bytes", "prefill_chunk_tokens", "max_sequences", "landing_bytes")
         _require_positive("language", self, *names)
         _require_choice("language.decoder", self.decoder, ("auto", "lean", "generic"))
+        _require_choice("language.attention", self.attention, ATTENTIONS)
         for name in ("weights", "kv_dtype"):
             _require_choice(f"language.{name}", getattr(self, name), ("auto", "fp8"))
         for name in ("pipeline", "graphs"):
