@@ -18,7 +18,7 @@ from triptych.engine.fuse import Overlay
 from triptych.engine.launched import Drawing
 from triptych.engine.penalties import Draw
 from triptych.engine.plan import Chunk
-from triptych.engine.runner import Runner, Work
+from triptych.engine.runner import Logits, Runner, Work
 from triptych.engine.sequence import DecodeSequence, PrefillSequence
 from triptych.errors import TriptychError
 from triptych.journey import RequestId
