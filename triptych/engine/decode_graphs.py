@@ -175,9 +175,10 @@ def record(
     if wanted == "off" or (wanted == "auto" and device.type != "cuda"):
         return None
     try:
-        if not (hasattr(model, "decode") and getattr(model, "recordable", True)):
-            raise ConfigError("this decoder has no step that can be")
-        capture = CudaCapture(device, HIGHEST_PRIORITY) if device.type == "cuda" else Recorder()
+        is_cuda = device.type == "cuda"
+        if not hasattr(model, "decode") or (is_cuda and not getattr(model, "recordable", True)):
+            raise ConfigError("this decoder, or its attention, has no step that can be")
+        capture = CudaCapture(device, HIGHEST_PRIORITY) if is_cuda else Recorder()
         shapes = buckets(settings, min(max_model_len, len(kv) * settings.block_size))
         graphs = DecodeGraphs(cast(GraphLanguageModel, model), kv, last_ids, settings.block_size, shapes, capture)
         graphs.record_all()
