@@ -20,7 +20,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from tools.make_random_checkpoint import CHAT_TEMPLATE, IMAGE_PROCESSOR, SPLIT, WORDS
+from tools.folder_parts import CHAT_TEMPLATE, IMAGE_PROCESSOR, SPLIT, WORDS
 
 # As Qwen's tokenizers name them, in the order of their ids.
 SPECIAL_TOKENS = (
