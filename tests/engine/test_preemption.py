@@ -13,6 +13,7 @@ from triptych.engine.plan import Admitted, Swap
 from triptych.engine.scheduler import Scheduler
 from triptych.engine.sequence import DecodeSequence, Reservation
 from triptych.errors import ContextTooLong
+from triptych.journey import RequestId
 from triptych.multimodal.layout import lay_out
 
 
@@ -182,7 +183,9 @@ def test_without_room_on_the_host_the_youngest_ends_and_keeps_its_place() -> Non
     assert admitted.ended == (second.request_id,)
     assert not books.is_decoding(second.request_id)
     assert not books.holds_branch(second)
-    again = ask(books, 1, tokens=7)
+    again = reservation(1, 7, max_tokens=9)
+    again.request_id = RequestId(again.request_id + b"next attempt")
+    books.add_reservation(again)
     books.finish_branch(first)
     assert admit(books).reservations == (again, waiting), "it was here before the one that waits"
 

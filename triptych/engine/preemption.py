@@ -48,14 +48,14 @@ class Preemption:
         self._block_size = limits.block_size
         self._block_bytes = limits.block_bytes
         self._num_arrived = 0
-        self._arrival_by_ended: OrderedDict[RequestId, int] = OrderedDict()
+        self._arrival_by_ended: OrderedDict[bytes, int] = OrderedDict()
         self._num_swapped = self._num_ended = self._num_stalled = self._num_resumed = 0
         self._blocks_out = self._blocks_in = 0
 
     def arrival(self, request_id: RequestId) -> int:
         """Its place among all that ever came: a new one, or, once, that which it had when it was ended to make room."""
         self._num_arrived += 1
-        return self._arrival_by_ended.pop(request_id, self._num_arrived)
+        return self._arrival_by_ended.pop(_of_all_attempts(request_id), self._num_arrived)
 
     # Questions
 
@@ -177,12 +177,17 @@ class Preemption:
 
     def _end(self, branch: DecodeSequence, into: Settled) -> None:
         request_id = branch.request_id
-        self._arrival_by_ended[request_id] = branch.rank[1]
+        self._arrival_by_ended[_of_all_attempts(request_id)] = branch.rank[1]
         if len(self._arrival_by_ended) > REMEMBERED_PLACES:
             self._arrival_by_ended.popitem(last=False)
         self._places.drop(request_id)
         into.ended.append(request_id)
         self._num_ended += 1
+
+
+def _of_all_attempts(request_id: RequestId) -> bytes:
+    """Services put the attempt behind the request's own 16 bytes, and it comes back as the next attempt."""
+    return request_id[:16]
 
 
 def _rank(branch: DecodeSequence) -> Rank:
