@@ -16,6 +16,7 @@ from triptych.models.qwen2_5_vl import graph_tower as qwen2_5_vl_graph_tower
 from triptych.models.qwen2_5_vl import language as qwen2_5_vl_language
 from triptych.models.qwen2_5_vl import lean_tower as qwen2_5_vl_lean_tower
 from triptych.models.qwen2_5_vl import tower as qwen2_5_vl_tower
+from triptych.models.qwen2_5_vl import towers as qwen2_5_vl_towers
 
 __all__ = ["ImageProcessor", "graph_tower", "load_image_processor", "load_language", "load_tower"]
 
@@ -29,7 +30,7 @@ class Family:
 
 
 _FAMILY_BY_MODEL_TYPE: Mapping[str, Family] = {
-    "qwen2_5_vl": Family(qwen2_5_vl_language.load, qwen2_5_vl_lean_tower.load),
+    "qwen2_5_vl": Family(qwen2_5_vl_language.load, qwen2_5_vl_towers.load),
 }
 
 
