@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -177,7 +178,7 @@ class Pair:
 
 
 @contextmanager
-def running(model: LanguageModel, split: bool = True, max_item_rows: int = 0, **changes: int) -> Iterator[Pair]:
+def running(model: LanguageModel, split: bool = True, max_item_rows: int = 0, **changes: Any) -> Iterator[Pair]:
     """Engines that are started, and found idle at the end."""
     pair = Pair(model, split, replace(SETTINGS, **changes), max_item_rows)
     for engine in pair.engines:

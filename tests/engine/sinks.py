@@ -117,6 +117,11 @@ class TokenSink:
             got = self._answers.get(request_id, {})
             return {token.choice: [token, *got.get(token.choice, ())] for token in first}
 
+    def heard(self, request_id: RequestId) -> list[Token]:
+        """Of the one choice of a request, so far."""
+        with self._changed:
+            return [token for tokens in self._answers.get(request_id, {}).values() for token in tokens]
+
     def wait_for_tokens(self, request_id: RequestId, count: int) -> None:
         def has_enough() -> bool:
             got = self._answers.get(request_id, {})

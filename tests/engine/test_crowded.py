@@ -1,0 +1,73 @@
+"""Real engines with blocks for a third of what is asked of them: the answers are those that each request gets alone."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from tests.engine.prompts import text_layout
+from tests.engine.rig import Asked, Pair, running
+from tests.reference import Reference
+from triptych.errors import Preempted
+from triptych.journey import Token
+from triptych.models.base import LanguageModel
+from triptych.models.card import ModelCard
+from triptych.sampling import Sampling
+
+TOKENS = 90
+WORDS = ("sea", "sky", "land", "rain", "snow", "wind", "sun", "moon", "star")
+
+
+@pytest.fixture(scope="module")
+def questions(card: ModelCard, reference: Reference) -> list[Asked]:
+    greedy = Sampling(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+    drawn = replace(greedy, temperature=1.0, top_p=0.9, frequency_penalty=0.2)
+    return [
+        Asked(
+            text_layout(card, reference, f"Say something long about the {word}, please."),
+            replace(drawn, seed=place) if place % 3 == 2 else replace(greedy, max_tokens=TOKENS - place),
+        )
+        for place, word in enumerate(WORDS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(model: LanguageModel, questions: list[Asked]) -> list[list[int]]:
+    with running(model, prefix_cache=False) as pair:
+        return [[token.id for token in pair.answer(asked)[0]] for asked in questions]
+
+
+def answer(pair: Pair, asked: Asked) -> list[int]:
+    """As a router drives it: what made room is continued from what it has said."""
+    while True:
+        request_id, first = pair.begin(asked)
+        pair.decode.decode(asked.decode_job(request_id, first), pair.sink)
+        try:
+            tokens: Sequence[Token] = pair.sink.answer(request_id, first)[0]
+        except Preempted:
+            said = [token.id for token in (*first, *pair.sink.heard(request_id))]
+            asked = replace(asked, generated=(*asked.generated, *said))
+        else:
+            return [*asked.generated, *(token.id for token in tokens)]
+
+
+@pytest.mark.parametrize("pipeline", ["off", "on"])
+@pytest.mark.parametrize("swap_blocks", [0, 8, 100], ids=lambda count: f"swap-{count}")
+@pytest.mark.parametrize("split", [True, False], ids=["p+d", "pd"])
+def test_three_times_what_fits_gets_the_answers_of_each_alone(
+    model: LanguageModel, questions: list[Asked], alone: list[list[int]], split: bool, swap_blocks: int, pipeline: str
+) -> None:
+    block_bytes = model.kv.block_bytes(16)
+    needed = sum(asked.num_blocks for asked in questions)
+    room = {"kv_bytes": needed // 3 * block_bytes, "swap_bytes": swap_blocks * block_bytes, "decode_margin_tokens": 1}
+    with running(model, split, pipeline=pipeline, **room) as pair:
+        with ThreadPoolExecutor(len(questions)) as pool:
+            answers = list(pool.map(lambda asked: answer(pair, asked), questions))
+        assert answers == alone
+        gauges = pair.decode.snapshot()
+        made_room = gauges["preemptions_swapped_total"] + gauges["preemptions_ended_total"]
+        assert made_room > 0, "somebody must make room, or it proves nothing"
+        assert (gauges["preemptions_swapped_total"] > 0) == (swap_blocks > 0)
+        assert gauges["swap_free_bytes"] == gauges["swap_bytes"] == swap_blocks * block_bytes
+        assert gauges["preempted_sequences"] == 0
