@@ -14,9 +14,11 @@ from triptych.models.base import KVGeometry, LanguageModel
 from triptych.models.card import ModelCard
 from triptych.models.decoder.geometry import DecoderGeometry
 from triptych.models.decoder.lean import LeanDecoder
+from triptych.models.decoder.precision import Precision
 from triptych.models.decoder.trial import what_is_wrong
 from triptych.models.decoder.weights import allocate
 from triptych.models.kernels.choice import choose_kernels
+from triptych.models.kernels.head_shape import HeadShape
 from triptych.models.weights import fill
 
 log = logging.getLogger(__name__)
@@ -37,15 +39,17 @@ def load_decoder(
     """The decoder of the card's checkpoint that `language.decoder` asks for; reads no weight of a tower.
 
     generic: loads transformers' modules
-    Raises ConfigError, also where the lean decoder is asked for and cannot be had.
+    Raises ConfigError, also where the lean decoder is asked for and cannot be had; in 8 bits there is no other.
     """
     if settings.decoder == "generic":
+        _refuse_fewer_bits(settings, "language.decoder is generic")
         return generic()
     try:
         return _lean(card, dtype, device, settings)
     except _NotThisOne as error:
         if settings.decoder == "lean":
             raise ConfigError(f"language.decoder is lean, which cannot be had: {error}; set auto or generic") from error
+        _refuse_fewer_bits(settings, str(error))
         log.warning("the decoder is not the lean one, which costs time: %s", error)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what the lean one has filled
@@ -53,11 +57,18 @@ def load_decoder(
 
 
 def build_decoder(
-    config: Mapping[str, Any], dtype: torch.dtype, device: torch.device, settings: LanguageSettings, fill_places: Fill
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    settings: LanguageSettings,
+    fill_places: Fill,
+    *,
+    host: bool | None = None,
 ) -> LeanDecoder:
     """A lean decoder by a config.json, untried.
 
     fill_places: sets tensors by the names that transformers' modules give them
+    host:        as LeanDecoder takes it
     Raises ConfigError where the config has something in it that the lean decoder does not know.
     """
     geometry = DecoderGeometry.from_config(config)
@@ -65,9 +76,22 @@ def build_decoder(
     fill_places(allocated.places)
     with torch.no_grad():
         allocated.spread()
-    kv = KVGeometry(geometry.layers, geometry.kv_heads, geometry.head_size, dtype)
+    weights = allocated.weights
+    del allocated  # its places would keep every matrix that is replaced
+    precision = Precision(settings, HeadShape(geometry.heads, geometry.kv_heads, geometry.head_size), dtype, device)
+    for layer in weights.layers:
+        precision.finish(layer)
+    kv = KVGeometry(geometry.layers, geometry.kv_heads, geometry.head_size, precision.kv_dtype, precision.scaling)
     kernels = choose_kernels(device, dtype)
-    return LeanDecoder(geometry, allocated.weights, kv, kernels, settings.block_size)
+    return LeanDecoder(geometry, weights, kv, kernels, settings.block_size, host=host)
+
+
+def _refuse_fewer_bits(settings: LanguageSettings, reason: str) -> None:
+    if settings.precision:
+        raise ConfigError(
+            f"{settings.precision}: only the lean decoder keeps anything in 8 bits, and it cannot be had: {reason}; "
+            "set language.weights and language.kv_dtype to auto"
+        )
 
 
 class _NotThisOne(Exception):
