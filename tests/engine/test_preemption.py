@@ -348,3 +348,25 @@ def test_what_may_become_too_much_for_an_empty_pool_is_refused_at_once() -> None
     books.add_reservation(reservation(0, 8, max_tokens=40))
     with pytest.raises(ContextTooLong, match=r"9 \+ 1 x 40 tokens need 13 KV blocks of 4 tokens, there are 12"):
         books.add_reservation(reservation(1, 9, max_tokens=40))
+
+
+def test_who_finds_no_block_makes_room_itself_for_one_before_it_that_waits() -> None:
+    books = small(num_blocks=12)
+    asked = [ask(books, 0), ask(books, 1)]
+    several = reservation(2, 3, max_tokens=5, branches=2)
+    books.add_reservation(several)
+    asked.append(ask(books, 3))
+    admit(books)
+    first, second = (begin(books, held) for held in asked[:2])
+    for tokens in (2, 4, 4):
+        say(first, tokens)
+        admit(books)
+    assert second.slots
+    last = begin(books, asked[2])
+    say(last, 2)
+    admit(books)
+    assert planned(books) == [0, 3]
+    say(last, 4)
+    admit(books)
+    assert planned(books) == [0]
+    assert last.slots, "it does not sit on blocks that the second waits for"
