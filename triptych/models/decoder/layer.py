@@ -36,12 +36,12 @@ class Layer:
         self.weights = weights
         self._number = number
         self._epsilon = epsilon
-        self._kernels = kernels
+        self.kernels = kernels
 
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, turn: Turn, attention: AttentionStep, asked: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        weights, kernels = self.weights, self._kernels
+        weights, kernels = self.weights, self.kernels
         hidden, normed = kernels.add_norm(hidden, delta, weights.input_norm, self._epsilon)
         states = turn(self._number, weights.qkv(normed), weights.head_norm)
         attended = attention.attend(self._number, *states).view(len(hidden), -1)

@@ -78,12 +78,12 @@ class LeanDecoder:
             self._attention[block_size] = choose_attention(shape, self.device, self._wanted_attention)
         return self._attention[block_size]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def embed(self, token_ids: Tensor) -> Tensor:
         """Text embeddings [tokens, hidden] of ids [tokens] int64."""
         return functional.embedding(token_ids, self._embedding)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward(self, embeddings: Tensor, inputs: PagedInputs, kv_slab: Tensor) -> Tensor:
         """Logits [asked, vocab] float32 of embeddings [tokens, hidden]; writes the step's K and V into the slab.
 
@@ -93,7 +93,7 @@ class LeanDecoder:
         turn = self._turn(inputs.positions, inputs.slots, kv_slab)
         return self._run(embeddings, turn, attention, inputs.logits_at, inputs.deepstack)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def decode(self, inputs: DecodeInputs, kv_slab: Tensor) -> Tensor:
         """As GraphLanguageModel.decode; see `recordable`."""
         attention = self.attention(kv_slab.shape[3]).decode_step(inputs, kv_slab)

@@ -16,7 +16,7 @@ from triptych.models.decoder.geometry import DecoderGeometry
 from triptych.models.decoder.lean import LeanDecoder
 from triptych.models.decoder.precision import Precision
 from triptych.models.decoder.trial import what_is_wrong
-from triptych.models.decoder.weights import allocate
+from triptych.models.decoder.weights import DecoderWeights, allocate
 from triptych.models.kernels.choice import choose_kernels
 from triptych.models.kernels.head_shape import HeadShape
 from triptych.models.weights import fill
@@ -72,18 +72,30 @@ def build_decoder(
     Raises ConfigError where the config has something in it that the lean decoder does not know.
     """
     geometry = DecoderGeometry.from_config(config)
+    heads = HeadShape(geometry.heads, geometry.kv_heads, geometry.head_size)
+    precision = Precision(settings, heads, dtype, device)
+    weights = _filled(geometry, dtype, device, fill_places)
+    for layer in weights.layers:
+        precision.finish(layer)
+    kv = KVGeometry(geometry.layers, geometry.kv_heads, geometry.head_size, precision.kv_dtype, precision.scaling)
+    return LeanDecoder(
+        geometry,
+        weights,
+        kv,
+        choose_kernels(device, dtype),
+        settings.block_size,
+        attention=settings.attention,
+        host=host,
+    )
+
+
+def _filled(geometry: DecoderGeometry, dtype: torch.dtype, device: torch.device, fill_places: Fill) -> DecoderWeights:
+    """Nothing but what comes back keeps a tensor alive: layers' may be replaced one by one."""
     allocated = allocate(geometry, dtype, device)
     fill_places(allocated.places)
     with torch.no_grad():
         allocated.spread()
-    weights = allocated.weights
-    del allocated  # its places would keep every matrix that is replaced
-    precision = Precision(settings, HeadShape(geometry.heads, geometry.kv_heads, geometry.head_size), dtype, device)
-    for layer in weights.layers:
-        precision.finish(layer)
-    kv = KVGeometry(geometry.layers, geometry.kv_heads, geometry.head_size, precision.kv_dtype, precision.scaling)
-    kernels = choose_kernels(device, dtype)
-    return LeanDecoder(geometry, weights, kv, kernels, settings.block_size, host=host)
+    return allocated.weights
 
 
 def _refuse_fewer_bits(settings: LanguageSettings, reason: str) -> None:
