@@ -69,9 +69,9 @@ class LanguageEngine:
         self._prefills = PrefillDesk(self._scheduler, self._landing, model.vocab_size, self._mailbox.news, keyed_by)
         self._decodes = DecodeDesk(self._scheduler, model.vocab_size, self._mailbox.news)
         desks = self._prefills, self._decodes
-        stepper = Stepper(self._runner, self._scheduler, self._landing, *desks, self._mailbox)
+        stepper = Stepper(self._runner, self._scheduler, self._landing, *desks, self._mailbox, on_step)
         depth = int(settings.pipeline == "on" or (settings.pipeline == "auto" and model.device.type == "cuda"))
-        self._turns = Turns(self._runner, self._scheduler, stepper, *desks, self._mailbox, depth, on_step)
+        self._turns = Turns(self._runner, self._scheduler, stepper, *desks, self._mailbox, depth)
         self._on_fatal = on_fatal
         self._thread = threading.Thread(target=self._run, name="language-engine", daemon=True)
 

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from triptych.engine.batch import Stretch, chunk_stretch
@@ -81,6 +81,7 @@ class Stepper:
         prefills: PrefillDesk,
         decodes: DecodeDesk,
         mailbox: Mailbox,
+        on_step: Callable[[StepReport], None] | None = None,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
@@ -91,6 +92,7 @@ class Stepper:
         self._deliver = mailbox.deliver
         self._steps: deque[_Step] = deque()
         self._last_end = 0.0
+        self._on_step = on_step
 
     @property
     def num_launched(self) -> int:
@@ -110,6 +112,8 @@ class Stepper:
         try:
             drawing = self._compute(plan.decodes, parts)
         except Exception as error:
+            if not is_device_lost(error):
+                self.conclude(0)  # tokens of the steps before are right, and come first
             self._fail(plan.decodes, parts, error)
         else:
             with self._lock:
@@ -117,23 +121,10 @@ class Stepper:
                     branch.num_inflight += 1
             self._steps.append(_Step(plan.decodes, parts, drawing, began))
 
-    def conclude(self) -> StepReport:
-        """Wait for the oldest step, write its tokens into the books, tell them. Raises DeviceLost."""
-        step = self._steps.popleft()
-        with self._lock:
-            for branch in step.branches:
-                branch.num_inflight -= 1
-        try:
-            drawn = step.drawing.read()
-        except Exception as error:
-            self._fail(step.branches, step.parts, error)
-        else:
-            self._conclude(step, drawn, time.monotonic() - max(step.began, self._last_end))
-            self._deliver()
-        ended = time.monotonic()
-        seconds = ended - max(step.began, self._last_end)
-        self._last_end = ended
-        return StepReport(len(step.branches), step.num_prefill_tokens, seconds)
+    def conclude(self, num_left: int) -> None:
+        """Wait for all steps but the last so many, write their tokens into the books, tell them. Raises DeviceLost."""
+        while len(self._steps) > num_left:
+            self._conclude(self._steps.popleft())
 
     def abandon(self) -> None:
         """Forget all steps whose tokens have not been read: everybody in them has ended."""
@@ -188,7 +179,29 @@ class Stepper:
                 self._end_prompt(part.chunk, reason)
         self._deliver()
 
-    def _conclude(self, step: _Step, drawn: Sequence[Drawn], seconds: float) -> None:
+    def _conclude(self, step: _Step) -> None:
+        with self._lock:
+            for branch in step.branches:
+                branch.num_inflight -= 1
+        try:
+            drawn = step.drawing.read()
+        except Exception as error:
+            self._fail(step.branches, step.parts, error)
+        else:
+            self._count(step, drawn, time.monotonic() - max(step.began, self._last_end))
+            self._deliver()
+        ended = time.monotonic()
+        seconds, self._last_end = ended - max(step.began, self._last_end), ended
+        self._report(StepReport(len(step.branches), step.num_prefill_tokens, seconds))
+
+    def _report(self, report: StepReport) -> None:
+        if self._on_step is not None:
+            try:
+                self._on_step(report)
+            except Exception:
+                log.exception("a step's report was not taken")
+
+    def _count(self, step: _Step, drawn: Sequence[Drawn], seconds: float) -> None:
         """Write a step's tokens into the books, and their news."""
         results = iter(drawn)
         pairs = list(zip(step.branches, results, strict=False))

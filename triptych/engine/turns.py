@@ -5,19 +5,15 @@ step, tell the sinks what has come of it, or, pipelined, of the one before it: t
 host reads another and plans the next.
 """
 
-import logging
 import time
-from collections.abc import Callable
 
 from triptych.engine.decode_desk import DecodeDesk
 from triptych.engine.mailbox import Mailbox
 from triptych.engine.prefill_desk import PrefillDesk
 from triptych.engine.runner import Runner
 from triptych.engine.scheduler import Scheduler
-from triptych.engine.stepper import Stepper, StepReport
+from triptych.engine.stepper import Stepper
 from triptych.errors import TriptychError
-
-log = logging.getLogger(__name__)
 
 
 class Turns:
@@ -32,7 +28,6 @@ class Turns:
         decodes: DecodeDesk,
         mailbox: Mailbox,
         depth: int,
-        on_step: Callable[[StepReport], None] | None = None,
     ) -> None:
         """depth: how many steps may be unread when a turn ends"""
         self.copies: list[tuple[int, int]] = []  # blocks to copy before the next step, (from, to); under the lock
@@ -44,7 +39,6 @@ class Turns:
         self._mailbox = mailbox
         self._lock = mailbox.lock
         self._depth = depth
-        self._on_step = on_step
 
     @property
     def is_empty(self) -> bool:
@@ -67,11 +61,11 @@ class Turns:
                 return
         if plan.num_tokens:
             self._stepper.launch(plan)
-        self._conclude(self._depth if plan.num_tokens else 0)
+        self._stepper.conclude(self._depth if plan.num_tokens else 0)
 
     def finish(self) -> None:
         """Read and tell what is launched. Raises DeviceLost."""
-        self._conclude(0)
+        self._stepper.conclude(0)
 
     def end_all(self, error: TriptychError) -> None:
         """Everybody ends, and what is launched for them is forgotten."""
@@ -96,14 +90,3 @@ class Turns:
         if admitted.reservations:
             # Others write into these blocks, on streams of their own, as soon as they hear of the grant.
             self._runner.fence([block.id for block in admitted.new_blocks])
-
-    def _conclude(self, num_left: int) -> None:
-        """Read the tokens of all launched steps but the last so many."""
-        while self._stepper.num_launched > num_left:
-            report = self._stepper.conclude()
-            if self._on_step is None:
-                continue
-            try:
-                self._on_step(report)
-            except Exception:
-                log.exception("a step's report was not taken")
