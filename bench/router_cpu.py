@@ -186,7 +186,8 @@ def scripted_worker(step_ms: float) -> Iterator[str]:
 @contextmanager
 def running_router(worker: str, imports_from: Path | None) -> Iterator[tuple[str, int]]:
     """Its URL and process id, once it knows the worker."""
-    words = ["-m", "triptych.router", "--model", MODEL, "--dtype", "auto", "--worker", worker, "--port", "0"]
+    # -P: what is in the current folder must not come before the triptych that is asked for.
+    words = ["-P", "-m", "triptych.router", "--model", MODEL, "--dtype", "auto", "--worker", worker, "--port", "0"]
     with _process(words, imports_from) as process:
         yield _line(process, r"(http://\S+)")[1], process.pid
 

@@ -23,7 +23,7 @@ def token_from_pb(message: pb.Token) -> Token:
         choice=message.choice,
         position=message.position,
         finish_reason=message.finish_reason,
-        top=tuple((entry.id, entry.logprob) for entry in message.top),
+        top=tuple((entry.id, entry.logprob) for entry in message.top) if message.top else (),  # rarely asked for
     )
 
 
