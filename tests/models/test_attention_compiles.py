@@ -19,9 +19,8 @@ HOPPER = GPUTarget("cuda", 90, 32)
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 # Integers that change from step to step: nothing may be compiled anew for those that are multiples of 16.
 UNEVEN = {"table_row", "room", "count"}
-INTEGERS = dict.fromkeys(("tables", "listed", "places", "total", "kv_lengths"), "*i32") | dict.fromkeys(
-    ("tiles", "tokens", "rows"), "*i64"
-)
+INTEGERS = dict.fromkeys(("tables", "listed", "places", "total", "kv_lengths"), "*i32")
+INTEGERS |= dict.fromkeys(("tiles", "tokens", "rows"), "*i64")
 
 
 def compiled(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], warps: int, stages: int) -> str:
@@ -113,6 +112,6 @@ def test_prompts_are_multiplied_by_warp_groups(
     constants = {"KV_HEADS": kv_heads, "GROUP": heads // kv_heads, "HEAD": head, "WIDTH": width, "PAGE": 16}
     constants |= {"ROWS": tuning.rows, "TILE": tuning.tile, "PAGED": paged, "PRECISION": precision(dtype)}
     types = types_of(dtype, kv) | ({} if paged else {"tables": "*i64"})
-    code = compiled(triton_chunks._attend, types, constants, tuning.warps, tuning.stages)
+    code = compiled(triton_chunks._attend, types, constants, tuning.warps, tuning.stages_over(pages=paged))
     assert "cp.async.cg.shared.global" in code
     assert dtype == torch.float32 or "wgmma.mma_async" in code

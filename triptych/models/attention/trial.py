@@ -79,7 +79,7 @@ def prompt_seconds(attention: Attention, shape: AttentionShape, device: torch.de
 
 def random_step(shape: AttentionShape, lengths: Sequence[int], kv_lengths: Sequence[int], device: torch.device) -> Step:
     """A step of so many new tokens of each sequence, with so many tokens behind it."""
-    chosen, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    chosen, generator = np.random.default_rng(0), torch.Generator(device).manual_seed(0)
     page, kv_heads, size = shape.block_size, shape.kv_heads, shape.head_size
     used = [-(-length // page) for length in kv_lengths]
     ids = chosen.permutation(sum(used) + 1)
@@ -96,12 +96,13 @@ def random_step(shape: AttentionShape, lengths: Sequence[int], kv_lengths: Seque
         tables,
     )
     inputs = PagedInputs(new[None].expand(3, -1), new, tuple(lengths), tuple(kv_lengths), shipped, new[:0])
-    history = torch.randn(2, len(written), kv_heads, size, generator=generator).to(device, shape.kv_dtype)
+    history = torch.randn(2, len(written), kv_heads, size, generator=generator, device=device).to(shape.kv_dtype)
     slab = torch.full((len(ids), _LAYERS, 2, page, kv_heads, size), torch.nan, device=device).to(shape.kv_dtype)
     moved, numbers = (_movable(each) for each in (slab, history))
     for axis in range(2):
         moved[written // page, _LAYER, axis, written % page] = numbers[axis]
-    merged = torch.randn(len(new), shape.heads + 2 * kv_heads, size, generator=generator).to(device, shape.dtype)
+    heads = shape.heads + 2 * kv_heads
+    merged = torch.randn(len(new), heads, size, generator=generator, device=device).to(shape.dtype)
     query, *kv = merged.split([shape.heads, kv_heads, kv_heads], dim=1)
     for axis, each in enumerate(kv):
         rows = moved[new // page, _LAYER, axis, new % page]

@@ -127,7 +127,7 @@ def _launch(
         PAGED=paged,
         PRECISION=precision(shape.dtype),
         num_warps=tuning.warps,
-        num_stages=tuning.stages,
+        num_stages=tuning.stages_over(pages=paged),
     )
 
 
