@@ -163,23 +163,25 @@ class DecodeGraphs:
         return _Recorded(replay, made, {"KV slab": self._kv, "inputs": self._inputs, "last ids": self._last_ids})
 
 
-def record(
-    model: LanguageModel, kv: Tensor, last_ids: Tensor, settings: LanguageSettings, max_model_len: int
-) -> DecodeGraphs | None:
-    """Decoding recorded as the settings ask, and tried once; None where it is not to be, or cannot be (a warning says
-    why).
-
-    Raises ConfigError where it cannot be and language.graphs is "on".
-    """
-    wanted, device = settings.graphs, kv.device
-    if wanted == "off" or (wanted == "auto" and device.type != "cuda"):
+def capture_for(graphs: str, device: torch.device) -> Capture | None:
+    """What decoding is recorded with; None where it is not to be, as the setting language.graphs has it."""
+    if graphs == "off" or (graphs == "auto" and device.type != "cuda"):
         return None
+    return CudaCapture(device, HIGHEST_PRIORITY) if device.type == "cuda" else Recorder()
+
+
+def record(
+    model: LanguageModel, kv: Tensor, last_ids: Tensor, settings: LanguageSettings, capture: Capture
+) -> DecodeGraphs | None:
+    """Decoding in all shapes that the settings allow, tried once. Where it cannot be recorded None, with a warning.
+
+    Raises ConfigError instead when language.graphs is not "auto" but "on".
+    """
     try:
-        is_cuda = device.type == "cuda"
-        if not hasattr(model, "decode") or (is_cuda and not getattr(model, "recordable", True)):
+        if not hasattr(model, "decode") or (kv.device.type == "cuda" and not getattr(model, "recordable", True)):
             raise ConfigError("this decoder, or its attention, has no step that can be")
-        capture = CudaCapture(device, HIGHEST_PRIORITY) if is_cuda else Recorder()
-        shapes = buckets(settings, min(max_model_len, len(kv) * settings.block_size))
+        longest = min(settings.longest(model.max_model_len), len(kv) * settings.block_size)
+        shapes = buckets(settings, longest)
         graphs = DecodeGraphs(cast(GraphLanguageModel, model), kv, last_ids, settings.block_size, shapes, capture)
         graphs.record_all()
         apart = graphs.verify()
@@ -189,7 +191,7 @@ def record(
     except Exception as error:
         if is_device_lost(error):
             raise
-        if wanted == "on":
+        if settings.graphs == "on":
             raise ConfigError(f"language.graphs is on, but decoding cannot be recorded: {error}") from error
         log.warning("decoding steps cannot be recorded and run eagerly: %s", error)
         return None

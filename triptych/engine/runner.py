@@ -11,7 +11,7 @@ from torch import Tensor
 
 from triptych.config import LanguageSettings
 from triptych.engine.batch import Stretch, flatten
-from triptych.engine.decode_graphs import DecodeGraphs, record
+from triptych.engine.decode_graphs import DecodeGraphs, capture_for, record
 from triptych.engine.decode_rows import DecodeRows, Rows
 from triptych.engine.device import Numbers, Stage
 from triptych.engine.fuse import Overlay, fuse
@@ -113,8 +113,9 @@ class Runner:
 
         Raises ConfigError where they insist and it cannot be done.
         """
-        longest = self._settings.longest(self.model.max_model_len)
-        self.graphs = record(self.model, self._kv, self._last_ids, self._settings, longest)
+        capture = capture_for(self._settings.graphs, self.model.device)
+        if capture is not None:
+            self.graphs = record(self.model, self._kv, self._last_ids, self._settings, capture)
 
     @contextmanager
     def stream(self) -> Iterator[None]:
