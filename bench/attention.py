@@ -169,9 +169,9 @@ def _seconds(step: Callable[[], list[Tensor]], rounds: int, *, recorded: bool) -
     replay = graph.replay if graph is not None else step
     for _ in range(2):
         replay()
-    times = []
+    times: list[float] = []
     for _ in range(rounds):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         replay()
         end.record()

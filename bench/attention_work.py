@@ -128,7 +128,7 @@ def make_work(point: Point, shape: AttentionShape, layers: int, device: torch.de
     sides = (blocks, layers, 2, shape.block_size, shape.kv_heads, shape.head_size)
     slab = torch.empty(sides, dtype=shape.kv_dtype, device=device).normal_()
     merged = torch.randn(tokens, shape.heads + 2 * shape.kv_heads, shape.head_size, device=device).to(shape.dtype)
-    return Work(inputs, slab, *merged.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1))
+    return Work(inputs, slab, *torch.split(merged, [shape.heads, shape.kv_heads, shape.kv_heads], dim=1))
 
 
 def prepared(attention: Attention, work: Work, layers: int) -> Callable[[], list[Tensor]]:

@@ -83,7 +83,7 @@ def make_case(spec: Spec, seed: int = 0, device: torch.device | str = "cpu") -> 
     tables = np.zeros((len(used), max(used)), np.int64)
     tokens = sum(spec.query_lengths)
     merged = torch.randn(tokens, spec.heads + 2 * kv_heads, size, generator=generator).to(spec.dtype)
-    query, key, value = merged.split([spec.heads, kv_heads, kv_heads], dim=1)
+    query, key, value = torch.split(merged, [spec.heads, kv_heads, kv_heads], dim=1)
     slab = torch.full((len(ids), LAYERS, 2, page, kv_heads, size), torch.nan).to(shape.kv_dtype)
     exact, slots, at, token = [], [], 0, 0
     for row, (count, length) in enumerate(zip(spec.query_lengths, spec.kv_lengths, strict=True)):
@@ -108,7 +108,7 @@ def make_case(spec: Spec, seed: int = 0, device: torch.device | str = "cpu") -> 
         block_tables=torch.from_numpy(tables).to(device),
         logits_at=torch.zeros(0, dtype=torch.int64, device=device),
     )
-    views = merged.to(device).split([spec.heads, kv_heads, kv_heads], dim=1)
+    views = torch.split(merged.to(device), [spec.heads, kv_heads, kv_heads], dim=1)
     return Case(shape, told, slab.to(device), *views, torch.cat(exact))
 
 

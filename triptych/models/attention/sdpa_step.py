@@ -3,16 +3,23 @@
 Everything Python decides by is host numbers; what the device needs is shipped without waiting for it.
 """
 
+import importlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from triptych.journey import Int64Array
 from triptych.models.base import PagedInputs
 from triptych.models.shipping import ship
+
+if TYPE_CHECKING:
+    from torch.nn.attention.bias import CausalBias
+
+# Loads torch's compiler along, two seconds of a start: only where it is used.
+_CAUSAL_BIAS = "torch.nn.attention.bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ class Chunk:
     tokens: slice
     kv_length: int
     planes: tuple[Tensor, ...] | None
-    mask: Tensor | CausalBias | None
+    mask: "Tensor | CausalBias | None"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,10 +104,12 @@ def _chunk(inputs: PagedInputs, row: int, end: int, slab: SlabShape, dtype: torc
     return Chunk(tokens, kv_length, _planes(table, slab), _causal_mask(length, kv_length, table.device, dtype))
 
 
-def _causal_mask(length: int, kv_length: int, device: torch.device, dtype: torch.dtype) -> Tensor | CausalBias:
+def _causal_mask(length: int, kv_length: int, device: torch.device, dtype: torch.dtype) -> "Tensor | CausalBias":
     """Query i sees keys up to kv_length - length + i."""
     if device.type != "cpu":
-        return causal_lower_right(length, kv_length)  # fused kernels know it without a mask in memory
+        module: Any = importlib.import_module(_CAUSAL_BIAS)
+        bias: CausalBias = module.causal_lower_right(length, kv_length)
+        return bias  # fused kernels know it without a mask in memory
     return torch.full((length, kv_length), -torch.inf, dtype=dtype).triu_(kv_length - length + 1)
 
 

@@ -64,11 +64,12 @@ def what_is_wrong(attention: Attention, shape: AttentionShape, device: torch.dev
 @torch.inference_mode()
 def prompt_seconds(attention: Attention, shape: AttentionShape, device: torch.device) -> float:
     """Median time of one layer over two fresh prompts of 2,048 tokens, on CUDA. Waits for the device."""
-    step = random_step(shape, *[(_TIMED_TOKENS,) * _TIMED_PROMPTS] * 2, device)
+    lengths = (_TIMED_TOKENS,) * _TIMED_PROMPTS
+    step = random_step(shape, lengths, lengths, device)
     prepared = attention.step(step.inputs, step.slab)
-    times = []
+    times: list[float] = []
     for _ in range(_ROUNDS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         prepared.attend(_LAYER, step.query, step.key, step.value)
         end.record()
@@ -103,7 +104,7 @@ def random_step(shape: AttentionShape, lengths: Sequence[int], kv_lengths: Seque
         moved[written // page, _LAYER, axis, written % page] = numbers[axis]
     heads = shape.heads + 2 * kv_heads
     merged = torch.randn(len(new), heads, size, generator=generator, device=device).to(shape.dtype)
-    query, *kv = merged.split([shape.heads, kv_heads, kv_heads], dim=1)
+    query, *kv = torch.split(merged, [shape.heads, kv_heads, kv_heads], dim=1)
     for axis, each in enumerate(kv):
         rows = moved[new // page, _LAYER, axis, new % page]
         each.copy_(from_fp8(rows.view(shape.kv_dtype), shape.dtype))

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from triptych.journey import Int64Array
 from triptych.models.attention.parts import StepParts
 
 # torch 2.11 takes fewer key heads than query heads as they come, later ones want to be told.
-_GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +42,7 @@ class PlacedRun:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """[tokens of the run, heads, head_size] of the whole step's queries, keys and values; causal."""
-        attended: Tensor = varlen_attn(  # type: ignore[call-overload]  # versions differ
+        attended: Tensor = varlen_attn(  # type: ignore[assignment]  # a pair only where asked for
             query[self.tokens],
             key[self.tokens],
             value[self.tokens],
