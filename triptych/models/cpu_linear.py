@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["CpuLinear", "can_pack"]
+__all__ = ["CpuLinear", "can_pack", "product"]
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,11 @@ class CpuLinear:
         return _by_onednn_with(x, other, self._weight, self.bias, "add")
 
 
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T of oneDNN where the weight is used once, which packing would not pay for; both as `can_pack` wants them."""
+    return _by_onednn(x, weight, None, "none")
+
+
 def can_pack(weight: Tensor) -> bool:
     """Whether products with this weight are oneDNN's: float32 on the CPU, by a torch in which that works."""
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and _works()
@@ -84,6 +89,7 @@ def _works() -> bool:
         packed = _packed(weight)
         found = {
             "none": (_by_onednn(x, packed, bias, "none"), expected),
+            "none, unpacked": (_by_onednn(x, weight, bias, "none"), expected),
             "swish": (_by_onednn(x, packed, bias, "swish"), functional.silu(expected)),
             "mul": (_by_onednn_with(x, other, packed, bias, "mul"), expected * other),
             "add": (_by_onednn_with(x, other, packed, bias, "add"), expected + other),

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from triptych.models.cpu_attention import attend
 from triptych.models.cpu_linear import CpuLinear
 from triptych.models.kernels.choice import PLAIN
 from triptych.models.qwen2_5_vl import tower as stock
 from triptych.models.qwen2_5_vl.lean_tower import LeanTower
-from triptych.models.segment_attention import Segments, attend_segments
+from triptych.models.segment_attention import Segments
 
 # oneDNN generates code for each number of rows, and images have many sizes: tokens are filled up to a multiple.
 _GRAIN, _SMALL_GRAIN, _SMALL = 64, 16, 256
@@ -44,7 +45,7 @@ class CpuBlock:
         tokens, filling = len(turns), len(hidden) - len(turns)
         qkv = self._qkv(normed(hidden, self._epsilons[0]))[:tokens].view(tokens, 3, self._heads, -1)
         torch.view_as_complex(qkv[:, :2].flatten(1, 2).unflatten(-1, (-1, 2))).mul_(turns)
-        attended = attend_segments(*qkv.unbind(1), segments).view(tokens, -1)
+        attended = attend(*qkv.unbind(1), segments).view(tokens, -1)
         hidden = self._out.plus(functional.pad(attended, (0, 0, 0, filling)) if filling else attended, hidden)
         inner = normed(hidden, self._epsilons[1])
         return self._down.plus(self._up.times(inner, self._gate.silu(inner)), hidden)
