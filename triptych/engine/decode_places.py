@@ -120,7 +120,10 @@ class DecodePlaces:
         for sequence in sequences:
             table = reservation.table(sequence.branch)
             self._ledger.share(_branch_key(sequence), table)
-            sequence.blocks = np.array(table, dtype=np.int64)
+            most = max(len(table), sequence.most_blocks(self._limits.block_size))
+            sequence.table = np.zeros(most, dtype=np.int64)
+            sequence.table[: len(table)] = table
+            self._use(sequence, len(table))
             sequence.rank, sequence.is_alone = reservation.rank, reservation.branches == 1
             sequence.may_add = min(sequence.may_add, self._limits.max_model_len - sequence.prompt_tokens)
             insort(self._queued, sequence, key=_rank)
@@ -130,13 +133,17 @@ class DecodePlaces:
     def run(self) -> Sequence[DecodeSequence]:
         """Fill the running places from the queue; all branches that run now."""
         while self._queued and len(self._running) < self._limits.max_sequences:
-            self._running.append(self._queued.pop(0))
+            branch = self._queued.pop(0)
+            branch.is_running = True
+            self._running.append(branch)
         return self._running
 
     def grow(self, sequence: DecodeSequence, count: int) -> list[int]:
         """So many more blocks, which must be free, for a branch; which ones."""
         new = self._ledger.reserve(_branch_key(sequence), count)
-        sequence.blocks = np.append(sequence.blocks, np.array(new, dtype=np.int64))
+        begin = len(sequence.blocks)
+        sequence.table[begin : begin + count] = new
+        self._use(sequence, begin + count)
         return new
 
     def set_aside(self, sequence: DecodeSequence, keep: int, slots: Sequence[int] = ()) -> None:
@@ -149,7 +156,8 @@ class DecodePlaces:
                 places.remove(sequence)
                 insort(self._aside, sequence, key=_rank)
         self._ledger.shrink(_branch_key(sequence), keep)
-        sequence.blocks = sequence.blocks[:keep]
+        self._use(sequence, keep)
+        sequence.is_running = False
         sequence.slots = (*slots, *sequence.slots)
 
     def bring_back(self, sequence: DecodeSequence, count: int) -> list[int]:
@@ -213,10 +221,14 @@ class DecodePlaces:
             raise InvariantViolation("a branch runs, or may, whose KV is on the host")
         self.slots.check([slot for branch in self._aside for slot in branch.slots])
 
+    def _use(self, sequence: DecodeSequence, num_blocks: int) -> None:
+        """The first so many of its table."""
+        sequence.blocks, sequence.room = sequence.table[:num_blocks], num_blocks * self._limits.block_size
+
     def _free(self, sequence: DecodeSequence) -> None:
         self._ledger.free(_branch_key(sequence))
         self.slots.give_back(sequence.slots)
-        sequence.slots = ()
+        sequence.slots, sequence.is_running = (), False
 
 
 def _reservation_key(request_id: RequestId) -> Hashable:

@@ -98,9 +98,9 @@ class Preemption:
         """
         while self._places.aside and self._bring_back(self._places.aside[0], into, is_shared):
             pass
-        needy = [branch for branch in self._places.run() if branch.missing_blocks(self._block_size)]
+        needy = [branch for branch in self._places.run() if not branch.is_ready and branch.may_go_on]
         for branch in sorted(needy, key=_rank):
-            if branch.may_go_on and branch in self._places.running:
+            if branch.is_running:
                 self._grow(branch, into)
 
     def _bring_back(self, branch: DecodeSequence, into: Settled, is_shared: bool) -> bool:

@@ -86,6 +86,8 @@ class Scheduler:
         while again:  # prompts that find their beginning in the cache free the blocks that were reserved for it
             self._preemption.settle(settled, is_shared=bool(self._prefills) or self.ledger.num_lent_shares > 0)
             windows += self._landing.grant()
+            if not self._asks:
+                break
             room = Room(self._free_room(), landing_open=not self._landing.num_waiting)
             waiting: deque[Ask] = deque()
             again = False
@@ -126,10 +128,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """The next step; of the branches that run, those that have room for it. Changes nothing but who is running."""
-        block_size = self.limits.block_size
-        running = tuple(
-            branch for branch in self._decodes.run() if branch.may_go_on and not branch.missing_blocks(block_size)
-        )
+        running = tuple([branch for branch in self._decodes.run() if branch.is_ready])
         room = whole_room = self.limits.prefill_chunk_tokens
         chunks: list[Chunk] = []
         for sequence in self._prefills.values():
@@ -257,10 +256,8 @@ class Scheduler:
     # Room
 
     def _free_room(self) -> Need:
-        free = self.ledger.pool.num_free_blocks
-        if self._asks:
-            free = max(0, free - self._preemption.headroom())
-        return Need(free, self._landing.num_free_bytes)
+        free = self.ledger.pool.num_free_blocks - self._preemption.headroom()
+        return Need(max(0, free), self._landing.num_free_bytes)
 
     def _spoil(self, blocks: Sequence[int]) -> None:
         self._prefixes.spoil(blocks)

@@ -212,7 +212,9 @@ class Reservation:
 class DecodeSequence:
     """One branch being decoded. The KV of everything but its last token is in its blocks.
 
-    blocks:     given by the scheduler, and replaced by a longer array when it grows
+    blocks:     given by the scheduler, and replaced by a longer array when it grows; a view of `table`, which has room
+                for all that it may ever have
+    room:       tokens whose KV its blocks take
     slots:      of host memory, with the KV behind that in `blocks`, while it makes room for others
     rank:       lower goes first, and makes room last
     is_alone:   its request has no other branch: it may be continued elsewhere
@@ -227,8 +229,11 @@ class DecodeSequence:
     sampling: Sampling
     tokens: list[int]  # generated, from position 0, at least one
     blocks: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    table: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     num_inflight: int = 0  # tokens that launched steps make of it and that are not in `tokens` yet
+    room: int = 0
     slots: tuple[int, ...] = ()
+    is_running: bool = False
     rank: tuple[int, int] = (0, 0)
     is_alone: bool = False
 
@@ -245,6 +250,12 @@ class DecodeSequence:
     def may_go_on(self) -> bool:
         """Whether another token may follow those that are launched."""
         return len(self.tokens) + self.num_inflight < self.may_add
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether another step of it is wanted, and has a block. Asked of every branch in every step."""
+        launched = len(self.tokens) + self.num_inflight
+        return launched < self.may_add and self.prompt_tokens + launched <= self.room
 
     def missing_blocks(self, block_size: int) -> int:
         """Those that its next step needs and it has not; what is on the host counts as missing."""
@@ -272,6 +283,8 @@ class DecodeSequence:
     def check(self, block_size: int) -> None:
         if not self.tokens:
             raise InvariantViolation("a branch without a first token is decoding")
+        if self.room != len(self.blocks) * block_size:
+            raise InvariantViolation(f"branch has room for {self.room} tokens in {len(self.blocks)} blocks")
         num_blocks = len(self.blocks) + len(self.slots)
         if self.next_position > num_blocks * block_size:
             raise InvariantViolation(f"branch has {self.next_position} KV tokens, {num_blocks} blocks and slots")
