@@ -1,10 +1,15 @@
-"""A client's connection: uvicorn's, which would wait forever for the rest of a request's head, and has no quick way to
-send many small pieces."""
+"""A client's connection: uvicorn's, with what it lacks.
+
+It would wait forever for the rest of a request's head, copies a body five times, and has no quick way to send many
+small pieces.
+"""
 
 import asyncio
 from typing import ClassVar
 
+import h11
 from starlette.types import Scope
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 _EXTENSION = "triptych.chunks"
@@ -54,8 +59,9 @@ class Connection(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
+        if not self._take_of_body(data):
+            super().data_received(data)
+            self._watch()
 
     def handle_events(self) -> None:
         before = self.cycle
@@ -67,6 +73,30 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
         super().connection_lost(exc)
+
+    def _take_of_body(self, data: bytes) -> bool:
+        """Whether all of it was of a body of declared length: such bytes go to their reader as they are.
+
+        h11 would copy them into its buffer and out of it again, uvicorn once more. What comes with a request's head, or
+        with the next one's, is theirs.
+        """
+        cycle, state = self.cycle, self.conn
+        if cycle is None or state.their_state is not h11.SEND_BODY or state.our_state is not h11.SEND_RESPONSE:
+            return False
+        left = getattr(state._reader, "_remaining", 0)  # of h11's reader by length; others are left alone
+        if not 0 < len(data) <= left or cycle.disconnected or cycle.waiting_for_100_continue or state.trailing_data[0]:
+            return False
+        state._reader._remaining = left - len(data)  # type: ignore[attr-defined, union-attr]
+        if cycle.body:
+            cycle.body += data
+        else:
+            cycle.body = data  # type: ignore[assignment]  # uvicorn makes bytes of it, which then is no copy
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
+        if len(data) == left:
+            self.handle_events()  # h11 notices the end
+        return True
 
     def _watch(self) -> None:
         """One deadline for the whole head: bytes that trickle in do not move it."""
