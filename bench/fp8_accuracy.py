@@ -157,7 +157,10 @@ def _step(model: LanguageModel, prompts: Sequence[Prompt], block_size: int) -> I
     slab = torch.zeros(shape, dtype=torch.uint8 if model.kv.dtype.itemsize == 1 else model.kv.dtype, device=device)
     embeddings = torch.cat([_embeddings(model, prompt) for prompt in prompts])
     logits = model.forward(embeddings, inputs, slab.view(model.kv.dtype)).float().cpu()
-    for prompt, part in zip(prompts, logits.split([len(each) for each in asked]), strict=True):
+    done = 0
+    for prompt, rows in zip(prompts, asked, strict=True):
+        part = logits[done : done + len(rows)]
+        done += len(rows)
         begin, end = prompt.answer
         yield Foretold(prompt.family, part, torch.from_numpy(prompt.token_ids[begin:end]))
 

@@ -97,12 +97,12 @@ def _seconds(products: Sequence[Product], x: Tensor, device: torch.device) -> fl
         for product, _ in zip(cycle(products), range(4 * len(products)), strict=False):
             product(x)
     graph.replay()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     graph.replay()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / 1e3 / (4 * len(products))
+    return float(begin.elapsed_time(end)) / 1e3 / (4 * len(products))
 
 
 def _host_seconds(work: Callable[[], object]) -> float:

@@ -84,7 +84,7 @@ def quantise_weight(weight: Tensor, name: str = "a weight") -> Scaled:
 
     Waits for the device. Raises ConfigError where the weight holds something not finite.
     """
-    parts = [quantise_rows(rows) for rows in weight.split(_ROWS_AT_A_TIME)]
+    parts = [quantise_rows(weight[begin : begin + _ROWS_AT_A_TIME]) for begin in range(0, len(weight), _ROWS_AT_A_TIME)]
     # Bytes, as torch does not join numbers of every such type.
     numbers = torch.cat([part.numbers.view(torch.uint8) for part in parts]).view(FP8)
     scales = torch.cat([part.scales for part in parts])
