@@ -34,7 +34,7 @@ class DecodeStage:
 
     @classmethod
     async def reserve(cls, tools: StageTools, link: WorkerLink) -> Self:
-        """Blocks for the worst case, all or nothing; waits in order while the worker is full."""
+        """Blocks to begin with, all or nothing; waits in order while the worker is full."""
         tokens = tools.prompt_tokens + tools.request.prepared.branches * tools.tokens_to_come
         booking = link.bookings[Role.DECODE].add(tokens / max(1, link.status.block_size))
         tools.used.add(link)
@@ -115,6 +115,7 @@ async def _reserve(tools: StageTools, link: WorkerLink) -> int:
         layout=wire.layout_to_pb(prepared.layout),
         cache_salt=prepared.cache_salt,
         generated=tools.generated,
+        priority=prepared.priority,
     )
     with worker_errors():
         reply = await link.calls.reserve(request, timeout=tools.seconds_left())

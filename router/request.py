@@ -25,6 +25,7 @@ class Prepared:
     branches: int  # n
     image_params: tuple[str, ...]  # by item: dotted path of the image in the client's JSON
     cache_salt: bytes = b""  # rows and KV are shared only between requests of the same salt
+    priority: int = 0  # lower is served first where KV blocks are short
 
 
 class Request:

@@ -74,6 +74,7 @@ class ChatRequest(BaseModel):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     return_token_ids: StrictBool | None = None
+    priority: Annotated[Whole | None, Field(ge=-(1 << 31), lt=1 << 31)] = None
     tools: Any = None
     tool_choice: Any = None
 

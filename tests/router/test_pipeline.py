@@ -10,7 +10,7 @@ import pytest
 
 from tests.router.loopback_prefill import token_id
 from tests.router.serving import PICTURES, Served, chat_body, chunks, image, picture, serving, tiers, until
-from triptych.errors import ClaimExpired, InvalidMedia, LayoutMismatch, Preempted, TransferFailed, WorkerLost
+from triptych.errors import ClaimExpired, InvalidMedia, LayoutMismatch, TransferFailed, WorkerLost
 from triptych.models.card import ModelCard
 
 pytestmark = pytest.mark.anyio
@@ -239,16 +239,6 @@ async def test_a_lost_decode_is_continued_without_a_token_twice_or_missing(
         assert again.startswith("prefill attempt 1 after ")
         assert int(again.split()[-1]) > 0
         assert any(entry.startswith("decode") for entry in second.log)
-
-
-async def test_a_request_that_makes_room_again_and_again_is_continued_and_spends_no_retry(card: ModelCard) -> None:
-    (worker,) = tiers(card, "epd")
-    worker.fail_decode_at = {position: Preempted("out of blocks") for position in (2, 5, 6, 7, 11)}
-    async with serving(card, [worker]) as served:
-        assert await served.ids([picture(), TEXT], max_tokens=20) == expected(20)
-        again = [entry.split()[-1] for entry in worker.log if entry.startswith("prefill attempt")]
-        assert again == ["0", "2", "5", "6", "7", "11"], "behind the tokens that it had"
-        assert 'triptych:retries_total{stage="decode"}' not in (await served.client.get("/metrics")).text
 
 
 async def test_a_lost_decode_of_several_choices_is_an_error_and_never_wrong_text(card: ModelCard) -> None:
