@@ -98,7 +98,11 @@ WITHOUT_TORCH = (
 ONLY_PILLOW = "multimodal.canonical"
 OPTIONAL_HARDWARE = {"cuda", "triton", "nixl_cu13", "flashinfer", "pynvml"}
 BY_NAME = {"import_module", "__import__"}
-LATE = {"cli", "cluster.actors"}  # the chosen command's module; what a Ray actor loads in its own process
+LATE = {
+    *("cli", "cluster.actors"),  # the chosen command's module; what a Ray actor loads in its own process
+    # A worker's roles; the vision tower's half, and the modules of transformers; torch's compiler: seconds of a start.
+    *("cluster.roles", "models.loading", "models.qwen2_5_vl.decoders", "models.attention.sdpa_step"),
+}
 THREADED = ("engine", "models", "transfer", "multimodal")
 LIVE_ROUTER = DEVICES | {"ray", "PIL"}
 

@@ -18,9 +18,6 @@ from triptych.models.shipping import ship
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
-# Loads torch's compiler along, two seconds of a start: only where it is used.
-_CAUSAL_BIAS = "torch.nn.attention.bias"
-
 
 @dataclass(frozen=True, slots=True)
 class SlabShape:
@@ -107,7 +104,8 @@ def _chunk(inputs: PagedInputs, row: int, end: int, slab: SlabShape, dtype: torc
 def _causal_mask(length: int, kv_length: int, device: torch.device, dtype: torch.dtype) -> "Tensor | CausalBias":
     """Query i sees keys up to kv_length - length + i."""
     if device.type != "cpu":
-        module: Any = importlib.import_module(_CAUSAL_BIAS)
+        # It loads torch's compiler along, two seconds of a start: only where it is used.
+        module: Any = importlib.import_module("torch.nn.attention.bias")
         bias: CausalBias = module.causal_lower_right(length, kv_length)
         return bias  # fused kernels know it without a mask in memory
     return torch.full((length, kv_length), -torch.inf, dtype=dtype).triu_(kv_length - length + 1)

@@ -9,11 +9,10 @@ from torch.nn import functional
 from transformers import Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
-from triptych.config import LanguageSettings
 from triptych.errors import ConfigError
-from triptych.models.base import KVGeometry, LanguageModel, PagedInputs
+from triptych.models.base import KVGeometry, PagedInputs
 from triptych.models.card import ModelCard
-from triptych.models.decoder.loading import PREFIXES, load_decoder
+from triptych.models.decoder.loading import PREFIXES
 from triptych.models.paged_attention import ATTENTION_NAME, PagedStep
 from triptych.models.weights import build_empty, fill_module
 
@@ -78,13 +77,8 @@ class Qwen25VLLanguage:
         return functional.linear(hidden[inputs.logits_at], self.decoder.head_weight).float()
 
 
-def load(card: ModelCard, dtype: torch.dtype, device: torch.device, settings: LanguageSettings) -> LanguageModel:
-    """The decoder of the card's checkpoint; reads no weight of its tower. Raises ConfigError."""
-    return load_decoder(card, dtype, device, settings, lambda: load_generic(card, dtype, device))
-
-
 def load_generic(card: ModelCard, dtype: torch.dtype, device: torch.device) -> Qwen25VLLanguage:
-    """transformers' own modules, as `load` otherwise."""
+    """The decoder of the card's checkpoint, with the modules of transformers. Raises ConfigError."""
     config = Qwen2_5_VLConfig.from_pretrained(card.folder, local_files_only=True)
     text = copy.deepcopy(config.text_config)
     if "sliding_attention" in text.layer_types:
