@@ -24,6 +24,7 @@ TURN |= {"BLOCK_HEADS": 8, "BLOCK_HALF": 64, "num_warps": 2}
 CASES: list[tuple[Any, Mapping[str, str], Mapping[str, Any]]] = [
     (fused._add_norm, {"epsilon": "fp32"}, {"HAS_DELTA": True, "WIDTH": 1280, "BLOCK": 2048}),
     (fused._add_norm, {"epsilon": "fp32"}, {"HAS_DELTA": False, "WIDTH": 1280, "BLOCK": 2048}),
+    (fused._add_norm, {"epsilon": "fp32"}, {"HAS_DELTA": True, "WIDTH": 3584, "BLOCK": 4096, "num_warps": 8}),
     (
         fused._rotate,
         {"cos": "*fp32", "sin": "*fp32"},
@@ -37,7 +38,9 @@ CASES: list[tuple[Any, Mapping[str, str], Mapping[str, Any]]] = [
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize(
-    ("kernel", "types", "constants"), CASES, ids=["add_norm", "norm", "rotate", "gate", "turn", "norm_turn"]
+    ("kernel", "types", "constants"),
+    CASES,
+    ids=["add_norm", "norm", "wide_norm", "rotate", "gate", "turn", "norm_turn"],
 )
 def test_a_kernel_compiles_and_moves_16_bytes_at_a_time(
     kernel: Any,

@@ -5,10 +5,11 @@ embedding with KV write, and for SiLU with product. `HostLayer` is for the CPU i
 products costs calls rather than memory: sums, SiLU and gate are left to the products themselves.
 """
 
+import math
 from typing import Protocol
 
+import torch
 from torch import Tensor
-from torch.nn import functional
 
 from triptych.models.attention.base import AttentionStep
 from triptych.models.cpu_linear import CpuLinear
@@ -52,35 +53,40 @@ class Layer:
 
 
 class HostLayer:
-    """Of dense weights in float32 on the CPU; see AnyLayer. Nothing is ever left to be added."""
+    """Of dense weights in float32 on the CPU; see AnyLayer. Nothing is ever left to be added.
+
+    The weights of both norms are multiplied into the products behind them.
+    """
 
     def __init__(self, weights: LayerWeights, number: int, epsilon: float) -> None:
         """Takes the products' weights over: of those that are packed no other copy stays."""
         qkv, out, gate_up, down = _dense(weights)
         self._number = number
-        self._epsilon = epsilon
-        self._qkv, self._out, self._down = (CpuLinear(each.weight, each.bias) for each in (qkv, out, down))
-        self._gate, self._up = (CpuLinear(half) for half in gate_up.weight.chunk(2))
-        self._input_norm, self._post_norm = weights.input_norm, weights.post_norm
+        self._qkv = CpuLinear(qkv.weight * weights.input_norm, qkv.bias)
+        self._out, self._down = (CpuLinear(each.weight, each.bias) for each in (out, down))
+        self._gate, self._up = (CpuLinear(half * weights.post_norm) for half in gate_up.weight.chunk(2))
         self._head_norm = weights.head_norm
+        self._root_of_epsilon = torch.tensor(math.sqrt(epsilon))
+        self._root_of_width = math.sqrt(len(weights.input_norm))
 
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, turn: Turn, attention: AttentionStep, asked: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         if delta is not None:
             hidden = hidden + delta
-        normed = self._norm(hidden, self._input_norm)
-        states = turn(self._number, self._qkv(normed), self._head_norm)
+        states = turn(self._number, self._qkv(self._normed(hidden)), self._head_norm)
         attended = attention.attend(self._number, *states).view(len(hidden), -1)
         if asked is not None:
             hidden, attended = hidden.index_select(0, asked), attended.index_select(0, asked)
         hidden = self._out.plus(attended, hidden)
-        normed = self._norm(hidden, self._post_norm)
+        normed = self._normed(hidden)
         gated = self._up.times(normed, self._gate.silu(normed))
         return self._down.plus(gated, hidden), None
 
-    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(hidden, weight.shape, weight, self._epsilon)
+    def _normed(self, hidden: Tensor) -> Tensor:
+        """RMS norm without a weight: half the time of torch's own, which goes over memory once for each operation."""
+        length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
+        return hidden / length.div_(self._root_of_width).hypot_(self._root_of_epsilon)
 
 
 def _dense(weights: LayerWeights) -> tuple[Dense, Dense, Dense, Dense]:
