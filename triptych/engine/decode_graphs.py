@@ -21,7 +21,7 @@ from torch import Tensor
 from triptych.config import LanguageSettings
 from triptych.engine.capture import Capture, CudaCapture, Recorder, Work, pointers
 from triptych.engine.decode_rows import DecodeRows, Rows
-from triptych.engine.device import Numbers, Stage, places
+from triptych.engine.device import Numbers, Stage, places, views
 from triptych.engine.device_errors import is_device_lost
 from triptych.engine.sampler import choose_largest
 from triptych.errors import ConfigError
@@ -117,7 +117,7 @@ class DecodeGraphs:
         """
         recorded = self._recorded[bucket]
         _check(recorded)
-        self._stage.send(_arrays(bucket, rows, of), into=self._inputs)
+        self._stage.put(_arrays(bucket, rows, of), self._inputs)
         recorded.replay()
         self.replays += 1
         return recorded.made[-1]
@@ -137,7 +137,8 @@ class DecodeGraphs:
         slots[:] = numbers * self._block_size
         kv_lengths[:] = 1
         tables[:, 0] = numbers
-        ids, _, *rest = self._stage.send(arrays, into=self._inputs)
+        self._stage.put(arrays, self._inputs)
+        ids, _, *rest = views(self._inputs, arrays)
         expected = self._model.decode(DecodeInputs(ids, *rest), self._kv).clone()
         self._kv[: bucket.rows].zero_()
         recorded = self._recorded[bucket]
@@ -147,7 +148,9 @@ class DecodeGraphs:
         return float(apart.nan_to_num(nan=math.inf))
 
     def _record(self, bucket: Bucket) -> _Recorded:
-        token_ids, sources, *rest = self._stage.send(_nothing(bucket), into=self._inputs)
+        nothing = _nothing(bucket)
+        self._stage.put(nothing, self._inputs)
+        token_ids, sources, *rest = views(self._inputs, nothing)
         made: list[Replayed] = []
 
         def work() -> None:

@@ -175,7 +175,7 @@ class DecodePlaces:
 
     def holds(self, sequence: DecodeSequence) -> bool:
         """Whether this very branch, not one of a later attempt, is unfinished."""
-        return any(branch is sequence for branch in self._branches.get(sequence.request_id, ()))
+        return sequence in self._branches.get(sequence.request_id, ())  # branches are equal to themselves alone
 
     def finish(self, sequence: DecodeSequence) -> None:
         siblings = self._branches[sequence.request_id]

@@ -60,6 +60,7 @@ class DecodeRows:
 
     def update(self, branches: Sequence[DecodeSequence]) -> Rows:
         """Of the step that is launched next."""
+        branches = list(branches)
         count, known = len(branches), len(self._branches)
         sources = self._sources(branches)
         for row, branch in enumerate(branches):
@@ -87,9 +88,11 @@ class DecodeRows:
         self._make_room(rows, width)
         return self._table[:rows, :width]
 
-    def _sources(self, branches: Sequence[DecodeSequence]) -> Int64Array:
+    def _sources(self, branches: list[DecodeSequence]) -> Int64Array:
         if not any(branch.num_inflight for branch in branches):
             return np.full(len(branches), -1, dtype=np.int64)
+        if self._branches == branches and all(branch.num_inflight for branch in branches):
+            return np.arange(len(branches))
         row_of = {branch: row for row, branch in enumerate(self._branches)}
         sources = [row_of.get(branch, -2) if branch.num_inflight else -1 for branch in branches]
         if -2 in sources:

@@ -35,21 +35,24 @@ class Stage:
         self._buffers = [_Pinned() for _ in range(_BUFFERS)] if device.type == "cuda" else []
         self._next = 0
 
-    def send(self, arrays: Sequence[Numbers], into: Tensor | None = None) -> list[Tensor]:
-        """The arrays on the device, in fresh memory, or at the places that `places` gives them in `into`.
-
-        into: [at least packed_bytes] uint8 on the device
-        On the CPU, without `into`, the tensors are the arrays' own memory.
-        """
+    def send(self, arrays: Sequence[Numbers]) -> list[Tensor]:
+        """The arrays on the device; on the CPU their own memory."""
         if self._device.type == "cpu":
-            return [torch.from_numpy(array) for array in arrays] if into is None else _copied(arrays, into)
+            return [torch.from_numpy(array) for array in arrays]
+        target = torch.empty(places(arrays)[1], dtype=torch.uint8, device=self._device)
+        self.put(arrays, target)
+        return views(target, arrays)
+
+    def put(self, arrays: Sequence[Numbers], into: Tensor) -> None:
+        """The arrays packed, as `views` finds them again, into at least so many bytes [bytes] uint8 on the device."""
         begins, total = places(arrays)
+        if self._device.type == "cpu":
+            _pack(into.numpy(), arrays, begins)
+            return
         buffer = self._buffers[self._next]
         self._next = (self._next + 1) % len(self._buffers)
         buffer.fill(arrays, begins, total)
-        target = torch.empty(total, dtype=torch.uint8, device=self._device) if into is None else into[:total]
-        buffer.copy_to(target)
-        return _views(target, arrays, begins)
+        buffer.copy_to(into[:total])
 
 
 class _Pinned:
@@ -86,18 +89,14 @@ def places(arrays: Sequence[Numbers]) -> tuple[list[int], int]:
     return begins, end
 
 
-def _copied(arrays: Sequence[Numbers], into: Tensor) -> list[Tensor]:
-    begins, _ = places(arrays)
-    _pack(into.numpy(), arrays, begins)
-    return _views(into, arrays, begins)
-
-
 def _pack(packed: NDArray[np.uint8], arrays: Sequence[Numbers], begins: Sequence[int]) -> None:
     for array, begin in zip(arrays, begins, strict=True):
         packed[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
 
 
-def _views(packed: Tensor, arrays: Sequence[Numbers], begins: Sequence[int]) -> list[Tensor]:
+def views(packed: Tensor, arrays: Sequence[Numbers]) -> list[Tensor]:
+    """Of packed arrays of these shapes and types."""
+    begins, _ = places(arrays)
     return [
         packed[begin : begin + array.nbytes].view(_TORCH[array.dtype.char]).view(array.shape)
         for array, begin in zip(arrays, begins, strict=True)

@@ -4,7 +4,6 @@ Its history is what the host knows of it, and at most one more token that is kno
 step before, which is still on its way to the host.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,31 +12,35 @@ import torch
 from torch import Tensor
 
 from triptych.engine.device import Numbers
+from triptych.engine.history import History
 from triptych.journey import Int32Array, Int64Array
 from triptych.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """One token to be chosen.
+    """Tokens to be chosen for one branch: the next one each time.
 
     prompt_ids: [prompt_tokens] int32, placeholders included as in transformers' own input ids
-    generated:  ids of the tokens before this one, as far as the host knows them
+    generated:  ids of the tokens before this one, as far as the host knows them; may grow
     """
 
     sampling: Sampling
     choice: int
     prompt_ids: Int32Array
     generated: Sequence[int]
-    is_greedy: bool = field(init=False)  # and takes the logits as they are, but for ends that min_tokens forbids
+    is_plain: bool = field(init=False)  # takes the largest of the model's own logits, and asks for nothing else
     minds_history: bool = field(init=False)
+    history: History | None = field(init=False)  # None where neither history nor bias changes logits
 
     def __post_init__(self) -> None:
         sampling = self.sampling
         minds = sampling.repetition_penalty != 1 or bool(sampling.presence_penalty or sampling.frequency_penalty)
-        greedy = sampling.temperature == 0 and not minds and not sampling.logit_bias
+        changes = minds or bool(sampling.logit_bias)
+        plain = not (changes or sampling.temperature or sampling.top_logprobs or self.forbids_ends(0))
         object.__setattr__(self, "minds_history", minds)
-        object.__setattr__(self, "is_greedy", greedy)
+        object.__setattr__(self, "is_plain", plain)
+        object.__setattr__(self, "history", History(sampling, self.prompt_ids) if changes else None)
 
     @property
     def position(self) -> int:
@@ -55,19 +58,25 @@ def adjustments(draws: Sequence[Draw], pending: Sequence[int]) -> dict[str, Numb
     pending: of each draw, where among the device's last ids the token is that follows its history; -1: nowhere
     """
     found: dict[str, Numbers] = {}
-    _put_places(found, "repeated", [_repeated(draw) for draw in draws])
-    added = [_added(draw) for draw in draws]
-    _put_places(found, "added", [list(changes) for changes in added])
-    forbidden = [_forbidden(draw, source >= 0) for draw, source in zip(draws, pending, strict=True)]
-    _put_places(found, "forbidden", forbidden)
-    if "repeated" in found:
-        factors = np.array([draw.sampling.repetition_penalty for draw in draws], dtype=np.float32)
-        found["factor"] = factors[found["repeated"][0]]
-    if "added" in found:
-        found["change"] = np.array([value for changes in added for value in changes.values()], dtype=np.float32)
-    late = [row for row, draw in enumerate(draws) if draw.minds_history and pending[row] >= 0]
+    told = [(row, draw.history) for row, draw in enumerate(draws) if draw.history is not None]
+    for row, history in told:
+        history.hear(draws[row].generated)
+    repeating = [(row, history) for row, history in told if history.factor != 1]
+    if repeating:
+        found["repeated"] = _places([(row, history.repeated) for row, history in repeating])
+        factors = np.array([history.factor for _, history in repeating], dtype=np.float32)
+        found["factor"] = np.repeat(factors, [len(history.repeated) for _, history in repeating])
+    adding = [(row, history) for row, history in told if len(history.ids)]
+    if adding:
+        found["added"] = _places([(row, history.ids) for row, history in adding])
+        found["change"] = np.concatenate([history.changes for _, history in adding]).astype(np.float32)
+    late = [(row, history) for row, history in told if draws[row].minds_history and pending[row] >= 0]
     if late:
-        found |= _late(draws, late, pending)
+        found |= _late(late, pending)
+    ends = [(row, draw) for row, draw in enumerate(draws) if draw.forbids_ends(draw.position + (pending[row] >= 0))]
+    forbidden = [(row, np.array(draw.sampling.stop_token_ids, dtype=np.int64)) for row, draw in ends]
+    if any(len(ids) for _, ids in forbidden):
+        found["forbidden"] = _places(forbidden)
     return found
 
 
@@ -107,63 +116,30 @@ def _once_more(raw: Tensor, ids: Tensor, wanted: Mapping[str, Tensor]) -> Tensor
     presence, frequency, factor = wanted["late_penalties"].unbind()
     same = wanted["late_ids"] == ids[:, None]
     known, bias = (same * wanted["late_known"]).sum(dim=-1)
-    # Operation by operation what `_added` does, so that a token weighs the same wherever it is known.
+    # Operation by operation what `History.changes` does, so that a token weighs the same wherever it is known.
     change = bias - (presence + frequency * (known + 1))
     return _repelled(raw, factor.to(raw.dtype)) + change.to(raw.dtype)
 
 
-def _late(draws: Sequence[Draw], rows: Sequence[int], pending: Sequence[int]) -> dict[str, Numbers]:
+def _late(late: Sequence[tuple[int, History]], pending: Sequence[int]) -> dict[str, Numbers]:
     """What is known of the draws whose last token the device alone knows, by id."""
-    counts = [Counter(draws[row].generated) for row in rows]
-    tables = [sorted({*count, *draws[row].sampling.logit_bias}) for row, count in zip(rows, counts, strict=True)]
-    ids = np.full((len(rows), max(1, *map(len, tables))), -1, dtype=np.int64)
+    ids = np.full((len(late), max(1, *(len(history.ids) for _, history in late))), -1, dtype=np.int64)
     known = np.zeros((2, *ids.shape))  # how often each was generated, and its bias
-    for line, (row, count, table) in enumerate(zip(rows, counts, tables, strict=True)):
-        bias = draws[row].sampling.logit_bias
-        ids[line, : len(table)] = table
-        known[0, line, : len(table)] = [count[id] for id in table]
-        known[1, line, : len(table)] = [bias.get(id, 0.0) for id in table]
-    sampling = [draws[row].sampling for row in rows]
-    penalties = [(each.presence_penalty, each.frequency_penalty, each.repetition_penalty) for each in sampling]
+    for line, (_, history) in enumerate(late):
+        count = len(history.ids)
+        ids[line, :count] = history.ids
+        known[0, line, :count], known[1, line, :count] = history.counts, history.biases
+    penalties = [(history.presence, history.frequency, history.factor) for _, history in late]
     return {
-        "late_rows": np.array(rows, dtype=np.int64),
-        "late_at": np.array([pending[row] for row in rows], dtype=np.int64),
+        "late_rows": np.array([row for row, _ in late], dtype=np.int64),
+        "late_at": np.array([pending[row] for row, _ in late], dtype=np.int64),
         "late_ids": ids,
         "late_known": known,
         "late_penalties": np.array(penalties, dtype=np.float64).T.copy(),
     }
 
 
-def _repeated(draw: Draw) -> Sequence[int]:
-    """Distinct ids under the repetition penalty."""
-    if draw.sampling.repetition_penalty == 1.0:
-        return ()
-    generated = np.array(draw.generated, dtype=np.int32)
-    ids: list[int] = np.unique(np.concatenate([draw.prompt_ids, generated])).tolist()
-    return ids
-
-
-def _added(draw: Draw) -> Mapping[int, float]:
-    """What is added to which id."""
-    sampling = draw.sampling
-    if not (sampling.presence_penalty or sampling.frequency_penalty):
-        return sampling.logit_bias
-    added = dict(sampling.logit_bias)
-    for id, count in Counter(draw.generated).items():
-        penalty = sampling.presence_penalty + sampling.frequency_penalty * count
-        added[id] = added.get(id, 0.0) - penalty
-    return added
-
-
-def _forbidden(draw: Draw, is_late: bool) -> Sequence[int]:
-    return draw.sampling.stop_token_ids if draw.forbids_ends(draw.position + is_late) else ()
-
-
-def _put_places(found: dict[str, Numbers], name: str, ids: Sequence[Sequence[int]]) -> None:
-    """(row, id) of every id of every draw, [2, n]; nothing when there is none."""
-    counts = [len(row) for row in ids]
-    if not any(counts):
-        return
-    rows: Int64Array = np.repeat(np.arange(len(ids)), counts)
-    columns = np.fromiter((id for row in ids for id in row), dtype=np.int64, count=len(rows))
-    found[name] = np.stack([rows, columns])
+def _places(ids: Sequence[tuple[int, Int64Array]]) -> Int64Array:
+    """(row, id) of every id of every row, [2, n]."""
+    rows = np.repeat([row for row, _ in ids], [len(each) for _, each in ids])
+    return np.stack([rows, np.concatenate([each for _, each in ids])])

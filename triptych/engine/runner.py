@@ -195,10 +195,10 @@ class Runner:
         bucket = self.graphs.bucket(rows) if self.graphs is not None and not work.stretches else None
         if self.graphs is None or bucket is None:
             return self._launch_eagerly(work, rows, draws)
-        wanted = wishes(draws, range(rows.count), rows.count, rows.sources.tolist())
+        wanted = wishes(draws, None, rows.count, rows.sources.tolist())
         last_ids = self._last_ids.clone() if "late_at" in wanted else self._last_ids  # a replay overwrites them
         replayed = self.graphs.replay(bucket, rows, self._rows)
-        is_plain = not wanted and not any(draw.sampling.top_logprobs for draw in draws)
+        is_plain = all(draw.is_plain for draw in draws)
         report = replayed.report[: rows.count] if is_plain else None
         blocks = rows.slots // self.block_size
         return Logits(replayed.logits[: rows.count], report, rows, draws, self._ship(wanted), last_ids, blocks)
@@ -230,6 +230,8 @@ class Runner:
 
     def _wishes(self, work: Work, rows: Rows, draws: Sequence[Draw], num_rows: int) -> dict[str, Numbers]:
         """As the sampler's; of the stretches, those with draws are those that want logits."""
+        if not work.first:
+            return wishes(draws, None, num_rows, rows.sources.tolist())
         asking = [len(draws) for draws in work.first if draws]
         row_of = [*range(rows.count), *np.repeat(np.arange(rows.count, rows.count + len(asking)), asking).tolist()]
         pending = [*rows.sources.tolist(), *([-1] * sum(asking))]

@@ -39,17 +39,18 @@ def sample(logits: Tensor, rows: Sequence[int], draws: Sequence[Draw]) -> list[D
     return read(report, draws)
 
 
-def wishes(draws: Sequence[Draw], rows: Sequence[int], num_rows: int, pending: Sequence[int]) -> dict[str, Numbers]:
+def wishes(
+    draws: Sequence[Draw], rows: Sequence[int] | None, num_rows: int, pending: Sequence[int]
+) -> dict[str, Numbers]:
     """What `choose` needs to know of these draws; empty where each takes the largest logit of its own row.
 
-    rows:    of num_rows rows of logits, those that the draws are from
+    rows:    of num_rows rows of logits, those that the draws are from; None: each in turn
     pending: of each draw, where among the device's last ids the token is that follows its history; -1: nowhere
     """
     wanted: dict[str, Numbers] = {}
-    if len(rows) != num_rows or list(rows) != list(range(num_rows)):
+    if rows is not None and (len(rows) != num_rows or list(rows) != list(range(num_rows))):
         wanted["rows"] = np.array(rows, dtype=np.int64)
-    places = zip(draws, pending, strict=True)
-    if all(draw.is_greedy and not draw.forbids_ends(draw.position + (late >= 0)) for draw, late in places):
+    if all(draw.is_plain for draw in draws):
         return wanted
     wanted |= adjustments(draws, pending)
     warm = [place for place, draw in enumerate(draws) if draw.sampling.temperature > 0]
