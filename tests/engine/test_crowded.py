@@ -8,8 +8,9 @@ import pytest
 
 from tests.engine.prompts import text_layout
 from tests.engine.rig import Asked, Pair, running
+from tests.engine.test_storm import ids_of, storm
 from tests.reference import Reference
-from triptych.errors import Preempted
+from triptych.errors import Preempted, TriptychError
 from triptych.journey import Token
 from triptych.models.base import LanguageModel
 from triptych.models.card import ModelCard
@@ -71,3 +72,23 @@ def test_three_times_what_fits_gets_the_answers_of_each_alone(
         assert (gauges["preemptions_swapped_total"] > 0) == (swap_blocks > 0)
         assert gauges["swap_free_bytes"] == gauges["swap_bytes"] == swap_blocks * block_bytes
         assert gauges["preempted_sequences"] == 0
+
+
+@pytest.mark.parametrize("pipeline", ["off", "on"])
+def test_departures_at_any_moment_leave_nothing_where_others_make_room(
+    model: LanguageModel, questions: list[Asked], pipeline: str
+) -> None:
+    short = [replace(asked, sampling=replace(asked.sampling, max_tokens=40)) for asked in questions]
+    short += [replace(short[2], branches=2)]
+    with running(model) as pair:
+        alone = [ids_of(pair.answer(asked)) for asked in short]
+    block_bytes = model.kv.block_bytes(16)
+    room = {"kv_bytes": 16 * block_bytes, "swap_bytes": 200 * block_bytes, "decode_margin_tokens": 1}
+    with running(model, split=False, pipeline=pipeline, max_sequences=6, **room) as pair:
+        outcomes = storm(pair, short, seed=7)
+        assert pair.decode.snapshot()["preemptions_swapped_total"] > 0
+        assert pair.decode.snapshot()["preemptions_ended_total"] == 0
+    answered = [(place, outcome) for place, outcome in outcomes if not isinstance(outcome, TriptychError)]
+    assert len(answered) > 20, "some stay, or this proves nothing"
+    for place, got in answered:
+        assert got == alone[place]
