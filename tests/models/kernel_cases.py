@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from triptych.models.kernels.choice import Kernels
 from triptych.models.kernels.head_shape import HeadShape, TokenPlaces
+from triptych.models.quantised import FP8, LARGEST
 
 EPSILON = 1e-6
 # (tokens, heads, head_size, gated numbers): the real tower's, the tiny ones', and awkward ones
@@ -28,6 +29,7 @@ def errors(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> dict[s
     """The largest relative error of each kernel."""
     worst = dict.fromkeys(("add_norm", "rotate", "gate"), 0.0)
     worst["turn"] = max(_turn(kernels, device, dtype, *case) for case in itertools.product(HEAD_SHAPES, (False, True)))
+    _check_rounded(kernels, device, dtype)
     for seed, (tokens, heads, head_size, gated) in enumerate(SHAPES):
         generator = torch.Generator().manual_seed(seed)
 
@@ -98,6 +100,25 @@ def _turn(
             expected[slot // block_size, 1, :, slot % block_size] = torch.stack(wanted[1:])[:, token]
     found = kernels.turn(TokenPlaces(angles.cos(), angles.sin(), slots, slab, shape))(1, qkv, norm)
     return max(*(relative(*pair) for pair in zip(found, wanted, strict=True)), relative(slab, expected))
+
+
+def _check_rounded(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> None:
+    """Into a slab of 8 bits go rounded keys and values, and the very same come back; no number stays none."""
+    shape = HeadShape(6, 2, 16, EPSILON)
+    generator = torch.Generator().manual_seed(1)
+    qkv = 100 * torch.randn(4, shape.all * 16, generator=generator).to(device, dtype)
+    qkv[2, 6 * 16], qkv[3, 8 * 16], qkv[3, 9 * 16] = torch.nan, 9e4 if dtype != torch.float16 else 6e4, torch.inf
+    angles, slots = torch.randn(4, 8, generator=generator).to(device), torch.tensor([9, 30, 4, 17]).to(device)
+    wanted = _turned(qkv, None, angles, shape)
+    slab = torch.zeros(2, 3, 2, 16, 2, 16, device=device).to(FP8)
+    places = TokenPlaces(angles.cos(), angles.sin(), slots, slab, shape)
+    queries, keys, values = kernels.turn(places)(2, qkv, None)
+    stored = slab.float()[slots // 16, 2, :, slots % 16].to(dtype)
+    for made, kept, exact in zip((keys, values), stored.unbind(1), wanted[1:], strict=True):
+        torch.testing.assert_close(made, kept, rtol=0, atol=0, equal_nan=True)
+        bounded = torch.where(exact.isinf(), torch.nan, exact).clamp(-LARGEST, LARGEST)
+        torch.testing.assert_close(kept.double().cpu(), bounded, rtol=0.07, atol=0.01, equal_nan=True)
+    assert relative(queries, wanted[0]) <= LARGEST_ERRORS[dtype]
 
 
 def _turned(qkv: Tensor, norm: Tensor | None, angles: Tensor, shape: HeadShape) -> tuple[Tensor, Tensor, Tensor]:
