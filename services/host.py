@@ -47,6 +47,7 @@ class Placement:
     bind_host: str = "127.0.0.1"
     port: int = 0  # 0: any free one
     device: str = "auto"
+    device_share: float = 1.0  # of its GPU, among the workers placed there
 
 
 class WorkerHost:
@@ -138,6 +139,8 @@ class WorkerHost:
             door=Door(owner.incarnation, card.fingerprint, _LEASES * self._settings.transfer.lease_seconds),
             faults=faults,
             nixl=start_nixl(self._settings.transfer, device),
+            roles=self._placement.roles,
+            device_share=self._placement.device_share,
         )
         if self._placement.roles & {Role.PREFILL, Role.DECODE}:
             self._language = Language(site)

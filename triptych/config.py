@@ -23,6 +23,8 @@ from triptych.journey import Role
 MIB = 1 << 20
 GIB = 1 << 30
 
+CPU_KV_BYTES = 512 * MIB  # where language.kv_bytes is left open
+
 TOPOLOGIES: Mapping[str, tuple[frozenset[Role], ...]] = {
     "e+p+d": (frozenset({Role.ENCODE}), frozenset({Role.PREFILL}), frozenset({Role.DECODE})),
     "ep+d": (frozenset({Role.ENCODE, Role.PREFILL}), frozenset({Role.DECODE})),
@@ -129,7 +131,7 @@ class LanguageSettings:
 
     max_model_len: int = 0  # 0: the model's own
     block_size: int = 16  # tokens per KV block
-    kv_bytes: int = 512 * MIB
+    kv_bytes: int = 0  # 0: 512 MiB on the CPU, what gpu_share leaves after weights on CUDA (services/memory_plan.py)
     prefill_chunk_tokens: int = 2048  # per step, over all prompts
     max_sequences: int = 64  # decoding at once
     decoder: str = "auto"  # lean: our own layers; generic: transformers'. auto: lean where it knows the model
@@ -144,7 +146,7 @@ class LanguageSettings:
     landing_bytes: int = 256 * MIB  # embedding rows pulled in and not yet fused; raised to the largest item
 
     def __post_init__(self) -> None:
-        names = ("block_size", "kv_bytes", "prefill_chunk_tokens", "max_sequences", "landing_bytes")
+        names = ("block_size", "prefill_chunk_tokens", "max_sequences", "landing_bytes")
         _require_positive("language", self, *names)
         _require_choice("language.decoder", self.decoder, ("auto", "lean", "generic"))
         _require_choice("language.attention", self.attention, ATTENTIONS)
@@ -153,7 +155,7 @@ class LanguageSettings:
         for name in ("pipeline", "graphs"):
             _require_choice(f"language.{name}", getattr(self, name), ("auto", "on", "off"))
         _require(self.max_model_len >= 0, "language.max_model_len", self.max_model_len, "0 (the model's own) or more")
-        for name in ("decode_margin_tokens", "swap_bytes"):
+        for name in ("kv_bytes", "decode_margin_tokens", "swap_bytes"):
             _require(getattr(self, name) >= 0, f"language.{name}", getattr(self, name), "0 or more")
 
     @property

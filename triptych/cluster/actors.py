@@ -40,6 +40,7 @@ class WorkerActor:
             roles=frozenset(Role(role) for role in roles),
             bind_host="127.0.0.1" if loopback else ray.util.get_node_ip_address(),
             device=settings.serve.device,
+            device_share=_device_share(),
         )
         self._host = host_module.WorkerHost(placement, roles_module.BUILDERS, settings)
         self._address = WorkerAddress(worker_id, placement.roles, self._host.start(), os.getpid())
@@ -78,6 +79,12 @@ class RouterActor:
 
     def stop(self) -> None:
         self._server.stop()
+
+
+def _device_share() -> float:
+    """Of its GPU, as Ray has placed this actor; 1 without one."""
+    assigned = ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0)
+    return min(1.0, float(assigned)) or 1.0
 
 
 def _log_to_stderr(settings: Settings) -> None:

@@ -2,14 +2,14 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from triptych.config import LanguageSettings
+from triptych.config import CPU_KV_BYTES, LanguageSettings
 from triptych.engine.batch import Stretch, flatten
 from triptych.engine.decode_graphs import DecodeGraphs, capture_for, record
 from triptych.engine.decode_rows import DecodeRows, Rows
@@ -76,7 +76,7 @@ class Runner:
         """
         block_size = settings.block_size
         block_bytes = model.kv.block_bytes(block_size)
-        kv_bytes = settings.kv_bytes // block_bytes * block_bytes
+        kv_bytes = (settings.kv_bytes or CPU_KV_BYTES) // block_bytes * block_bytes
         data = slab.data if slab is not None else torch.zeros(kv_bytes, dtype=torch.uint8, device=model.device)
         if data.numel() < block_bytes:
             raise ConfigError(f"language.kv_bytes gives {data.numel()} bytes of KV, one block takes {block_bytes}")
@@ -113,9 +113,11 @@ class Runner:
 
         Raises ConfigError where they insist and it cannot be done.
         """
-        capture = capture_for(self._settings.graphs, self.model.device)
-        if capture is not None:
-            self.graphs = record(self.model, self._kv, self._last_ids, self._settings, capture)
+        device = self.model.device
+        with torch.cuda.device(device) if self._is_cuda else nullcontext():
+            capture = capture_for(self._settings.graphs, device)
+            if capture is not None:
+                self.graphs = record(self.model, self._kv, self._last_ids, self._settings, capture)
 
     @contextmanager
     def stream(self) -> Iterator[None]:
