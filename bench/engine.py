@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -92,7 +91,7 @@ class Client:
         self._sampling = sampling
         self._left = count
         self._done = threading.Event()
-        self._layout = lay_out([TextPart(np.arange(PROMPT_TOKENS, dtype=np.int32) % VOCAB)])
+        self._layout = lay_out([TextPart(tuple(number % VOCAB for number in range(PROMPT_TOKENS)))])
 
     def begin(self) -> DecodeJob:
         """A prompt that is computed and waits to be decoded."""

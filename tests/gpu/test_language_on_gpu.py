@@ -159,8 +159,42 @@ def test_a_replay_makes_the_logits_and_tokens_of_an_eager_step(
         assert [token.id for token in drawn.read()] == [token.id for token in expected.read()]
 
 
+def test_a_fence_waits_for_launched_work_on_these_blocks_alone(runner: Runner, asked: Asked) -> None:
+    launch_all(runner, asked)
+    torch.cuda.synchronize()
+    with runner.stream():
+        torch.cuda._sleep(1_000_000_000)  # type: ignore[no-untyped-call]  # about half a second
+        made = runner.launch(Work([branch(asked, [1, 2, 3], range(20, 40))]))
+        ended = runner.choose(made).ended
+        written = int(made.blocks[0])
+        runner.fence([block for block in range(60) if block != written])
+        assert ended is not None
+        assert not ended.query(), "a fence for other blocks must not wait for a step"
+        runner.fence([written])
+        assert ended.query()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("graphs", ["off", "auto"], ids=["eager", "recorded"])
+def test_whole_answers_never_make_the_host_wait_but_for_their_tokens(
+    model: LanguageModel, asked: Asked, graphs: str
+) -> None:
+    questions = [replace(asked, sampling=sampling, branches=2) for sampling in (LONG, PENALISED)]
+    with running(model, split=False, pipeline="on", graphs=graphs, prefill_chunk_tokens=33) as pair:
+        wanted = [ids_of(pair.answer(question)) for question in questions]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = [ids_of(pair.answer(question)) for question in questions]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert found == wanted
+
+
+@pytest.mark.parametrize("pipeline", ["off", "on"], ids=["step by step", "ahead"])
 @pytest.mark.parametrize("split", [True, False], ids=["p+d", "pd"])
-def test_a_storm_of_requests_and_departures_spoils_no_answer(model: LanguageModel, asked: Asked, split: bool) -> None:
+def test_a_storm_of_requests_and_departures_spoils_no_answer(
+    model: LanguageModel, asked: Asked, split: bool, pipeline: str
+) -> None:
     drawn = Sampling(temperature=1.0, seed=4, top_p=0.9, max_tokens=12, ignore_eos=True)
     questions = [
         Asked(asked.layout, GREEDY, asked.rows),
@@ -170,7 +204,7 @@ def test_a_storm_of_requests_and_departures_spoils_no_answer(model: LanguageMode
     with running(model, split) as pair:
         alone: list[Answers] = [ids_of(pair.answer(question)) for question in questions]
     room = 40 * model.kv.block_bytes(16)
-    with running(model, split, prefill_chunk_tokens=33, max_sequences=6, kv_bytes=room) as pair:
+    with running(model, split, prefill_chunk_tokens=33, max_sequences=6, kv_bytes=room, pipeline=pipeline) as pair:
         outcomes = storm(pair, questions, seed=int(split))
     answered = [(place, outcome) for place, outcome in outcomes if not isinstance(outcome, TriptychError)]
     assert len(answered) > 30

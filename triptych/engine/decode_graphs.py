@@ -140,11 +140,11 @@ class DecodeGraphs:
         self._stage.put(arrays, self._inputs)
         ids, _, *rest = views(self._inputs, arrays)
         expected = self._model.decode(DecodeInputs(ids, *rest), self._kv).clone()
-        self._kv[: bucket.rows].zero_()
+        self._kv[: bucket.rows].view(torch.uint8).zero_()
         recorded = self._recorded[bucket]
         recorded.replay()
         apart = (recorded.made[-1].logits - expected).abs().max() / expected.abs().max()
-        self._kv[: bucket.rows].zero_()
+        self._kv[: bucket.rows].view(torch.uint8).zero_()  # whatever numbers they are
         return float(apart.nan_to_num(nan=math.inf))
 
     def _record(self, bucket: Bucket) -> _Recorded:

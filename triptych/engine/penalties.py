@@ -118,7 +118,8 @@ def _once_more(raw: Tensor, ids: Tensor, wanted: Mapping[str, Tensor]) -> Tensor
     known, bias = (same * wanted["late_known"]).sum(dim=-1)
     # Operation by operation what `History.changes` does, so that a token weighs the same wherever it is known.
     change = bias - (presence + frequency * (known + 1))
-    return _repelled(raw, factor.to(raw.dtype)) + change.to(raw.dtype)
+    weighed: Tensor = _repelled(raw, factor.to(raw.dtype)) + change.to(raw.dtype)
+    return weighed
 
 
 def _late(late: Sequence[tuple[int, History]], pending: Sequence[int]) -> dict[str, Numbers]:
