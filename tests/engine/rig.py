@@ -15,7 +15,6 @@ from triptych.engine.loop import DecodeJob, LanguageEngine, PrefillJob
 from triptych.journey import Layout, RequestId, Token, new_request_id
 from triptych.models.base import LanguageModel
 from triptych.sampling import Sampling
-from triptych.transfer.cuda_events import new_sleeping_event
 from triptych.transfer.slab import Slab, create_slab
 
 __all__ = [
