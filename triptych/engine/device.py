@@ -13,7 +13,7 @@ Numbers = NDArray[np.generic]
 
 _ALIGNMENT = 16  # bytes; what vectorised loads of any type are content with
 _FIRST_BYTES = 1 << 20
-_BUFFERS = 4  # two steps are under way at most, with two shipments each
+_BUFFERS = 6  # two steps are under way at most, with three shipments each
 
 
 def ship(values: Tensor, device: torch.device) -> Tensor:

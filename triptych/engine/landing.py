@@ -8,7 +8,7 @@ from torch import Tensor
 from triptych.errors import Cancelled, InvariantViolation, LayoutMismatch
 from triptych.journey import Item, Layout, RequestId
 from triptych.multimodal.rows import RowPiece
-from triptych.transfer.cuda_events import new_stream
+from triptych.transfer.cuda_events import new_idle_stream
 
 
 class LandingMemory:
@@ -26,7 +26,7 @@ class LandingMemory:
         self._width = levels * width
         self._dtype = dtype
         self._device = device
-        self._stream = new_stream(device) if device.type == "cuda" else None
+        self._stream = new_idle_stream(device) if device.type == "cuda" else None
         self._rows: dict[RequestId, dict[int, Tensor]] = {}
 
     @property
