@@ -116,6 +116,9 @@ class Client:
         if not self._left:
             self._done.set()
 
+    def waiting(self, request_id: RequestId, attempt: int) -> None:
+        pass
+
     def failed(self, request_id: RequestId, attempt: int, error: TriptychError) -> None:
         raise error
 

@@ -193,6 +193,6 @@ def _batch(entries: list[Entry]) -> pb.TokenBatch:
             sequence = sequences[key] = pb.SequenceTokens(request_id=request_id, attempt=attempt)
         if isinstance(entry, Token):
             sequence.tokens.append(wire.token_to_pb(entry))
-        else:
+        elif entry is not None:
             sequence.failure.CopyFrom(wire.failure_to_pb(entry))
     return pb.TokenBatch(sequences=sequences.values())

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tests.engine.prompts import text_layout
-from tests.engine.rig import Asked, Pair, running
+from tests.engine.rig import Asked, Pair, running, wait_until
 from tests.engine.test_storm import ids_of, storm
 from tests.reference import Reference
+from triptych.engine import decode_desk
 from triptych.errors import Preempted, TriptychError
-from triptych.journey import Token
+from triptych.journey import Token, new_request_id
 from triptych.models.base import LanguageModel
 from triptych.models.card import ModelCard
 from triptych.sampling import Sampling
@@ -92,3 +93,21 @@ def test_departures_at_any_moment_leave_nothing_where_others_make_room(
     assert len(answered) > 20, "some stay, or this proves nothing"
     for place, got in answered:
         assert got == alone[place]
+
+
+def test_one_that_stands_still_is_told_of_until_it_goes_on(
+    model: LanguageModel, questions: list[Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_desk, "STILL_HERE_SECONDS", 0.02)
+    asked = questions[0]
+    room = {"kv_bytes": asked.num_blocks * model.kv.block_bytes(16), "swap_bytes": 0, "decode_margin_tokens": 1}
+    with running(model, **room) as pair:
+        request_id, first = pair.begin(asked)
+        holder = new_request_id()
+        pair.reserve(holder, asked).result()
+        pair.decode.decode(asked.decode_job(request_id, first), pair.sink)
+        wait_until(lambda: pair.sink.waits.count(request_id) > 3, "nobody was told that it is still here")
+        assert pair.decode.snapshot()["preemptions_stalled_total"] == 1
+        pair.decode.cancel(holder)
+        assert len(pair.sink.answer(request_id, first)[0]) == asked.sampling.max_tokens
+        assert set(pair.sink.waits) == {request_id}

@@ -202,6 +202,10 @@ class Scheduler:
         """Requests whose reservations began with cached blocks that a failed step has taken part in since."""
         return self._decodes.baseless()
 
+    def aside_ids(self) -> list[RequestId]:
+        """Requests that make room for others, or stand still, until there are blocks again."""
+        return [branch.request_id for branch in self._decodes.aside]
+
     def prefill_ids(self) -> set[RequestId]:
         """Prompts waiting or computing."""
         return {ask.request_id for ask in self._asks if isinstance(ask, PrefillSequence)} | set(self._prefills)
