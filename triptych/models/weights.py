@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -70,9 +71,9 @@ def _read_tensors(places: Mapping[str, Tensor], folder: Path, prefixes: Mapping[
     sources: dict[Path, dict[str, Tensor]] = {}
     for name, source in stored.items():
         sources.setdefault(files[source], {})[source] = places[name]
-    progress = _Progress(len(sources))
+    read = partial(_read_file, _Progress(len(sources)))
     with ThreadPoolExecutor(min(_MOST_THREADS, len(sources)), "read-weights") as threads:
-        num_bytes = sum(threads.map(lambda each: _read_file(*each, progress), sorted(sources.items())))
+        num_bytes = sum(threads.map(read, sources, sources.values()))
     log.info("read %d tensors, %.1f MB, of %s", len(stored), num_bytes / 1e6, folder)
 
 
@@ -101,7 +102,7 @@ def _check_names(prefix: str, endings: Sequence[str], files: Mapping[str, Path],
             raise ConfigError(f"{folder} has a tensor {name} that its config has no place for")
 
 
-def _read_file(file: Path, places: Mapping[str, Tensor], progress: _Progress) -> int:
+def _read_file(progress: _Progress, file: Path, places: Mapping[str, Tensor]) -> int:
     """Copies tensors of one file, by their stored names, to their places; returns their bytes."""
     num_bytes = 0
     try:

@@ -86,7 +86,8 @@ class HostLayer:
     def _normed(self, hidden: Tensor) -> Tensor:
         """RMS norm without a weight: half the time of torch's own, which goes over memory once for each operation."""
         length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
-        return hidden / length.div_(self._root_of_width).hypot_(self._root_of_epsilon)
+        size: Tensor = length.div_(self._root_of_width).hypot_(self._root_of_epsilon)
+        return hidden / size
 
 
 def _dense(weights: LayerWeights) -> tuple[Dense, Dense, Dense, Dense]:

@@ -99,7 +99,7 @@ def _run_steps(decoder: LeanDecoder, block_size: int) -> list[Tensor]:
     slab = torch.full(decoder.kv.slab_shape(2 * per_prompt, block_size), torch.nan, device=decoder.device)
     slab = slab.to(decoder.kv.dtype)
     ids = torch.arange(7, 7 + sum(_LENGTHS), device=decoder.device) % decoder.vocab_size
-    first, second = ids.split(list(_LENGTHS))
+    first, second = torch.split(ids, list(_LENGTHS))
     paged = _Paged(decoder, slab, tables, block_size)
     return [
         paged.forward([first[:38], second[:19]], (0, 0)),
@@ -162,10 +162,10 @@ def _formulas(weights: LayerWeights, given: Tensor, angles: tuple[Tensor, Tensor
     both, values = states[:, : heads.turned], states[:, heads.turned :]
     if weights.head_norm is not None:
         both = _rms(both, heads.epsilon) * weights.head_norm.float()
-    queries, keys = _turned(both, *angles).split([heads.heads, heads.kv_heads], dim=1)
+    queries, keys = torch.split(_turned(both, *angles), [heads.heads, heads.kv_heads], dim=1)
     if decoder.kv.dtype == FP8:
         keys, values = (to_fp8(each).float() for each in (keys, values))
-    prompts = [each.split(list(_LENGTHS)) for each in (queries, keys, values)]
+    prompts = [torch.split(each, list(_LENGTHS)) for each in (queries, keys, values)]
     attended = torch.cat([_attended(*each) for each in zip(*prompts, strict=True)])
     hidden = given + _times(weights.out, attended, decoder.dtype)
     gate_up = _times(weights.gate_up, _rms(hidden, heads.epsilon) * weights.post_norm.float(), decoder.dtype)
