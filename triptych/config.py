@@ -133,6 +133,7 @@ class LanguageSettings:
     block_size: int = 16  # tokens per KV block
     kv_bytes: int = 0  # 0: 512 MiB on the CPU, what gpu_share leaves after weights on CUDA (services/memory_plan.py)
     prefill_chunk_tokens: int = 2048  # per step, over all prompts
+    mixed_chunk_tokens: int = 0  # the same where answers are decoded beside, which wait for them. 0: as many
     max_sequences: int = 64  # decoding at once
     decoder: str = "auto"  # lean: our own layers; generic: transformers'. auto: lean where it knows the model
     attention: str = "auto"  # whose kernels: sdpa, triton, varlen, flashinfer. auto: what is right and fastest here
@@ -154,6 +155,7 @@ class LanguageSettings:
             _require_choice(f"language.{name}", getattr(self, name), ("auto", "fp8"))
         for name in ("pipeline", "graphs"):
             _require_choice(f"language.{name}", getattr(self, name), ("auto", "on", "off"))
+        _require(self.mixed_chunk_tokens >= 0, "language.mixed_chunk_tokens", self.mixed_chunk_tokens, "0 or more")
         _require(self.max_model_len >= 0, "language.max_model_len", self.max_model_len, "0 (the model's own) or more")
         for name in ("kv_bytes", "decode_margin_tokens", "swap_bytes"):
             _require(getattr(self, name) >= 0, f"language.{name}", getattr(self, name), "0 or more")

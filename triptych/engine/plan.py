@@ -18,6 +18,7 @@ class Limits:
     max_sequences: int  # branches decoding in one step
     landing_bytes: int  # embedding rows reserved and not yet fused
     row_bytes: int  # one embedding row
+    mixed_chunk_tokens: int = 0  # of prompts, in a step that decodes too; 0: as many as in others
     margin_tokens: int = 0  # reserved for an answer before it is decoded; 0: as recent answers were long
     num_swap_slots: int = 0  # blocks that host memory has room for
     block_bytes: int = 0  # one KV block

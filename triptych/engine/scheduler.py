@@ -129,7 +129,9 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """The next step; of the branches that run, those that have room for it. Changes nothing but who is running."""
         running = tuple([branch for branch in self._decodes.run() if branch.is_ready])
-        room = whole_room = self.limits.prefill_chunk_tokens
+        limits = self.limits
+        mixed = limits.mixed_chunk_tokens if running else 0
+        room = whole_room = mixed or limits.prefill_chunk_tokens
         chunks: list[Chunk] = []
         for sequence in self._prefills.values():
             end = sequence.chunk_end(max(room, 0), whole_room)
