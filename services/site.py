@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -131,6 +131,8 @@ class Language:
 
     def __init__(self, site: Site) -> None:
         settings = site.settings.language
+        if Role.DECODE not in site.roles:
+            settings = replace(settings, graphs="off")  # to record decoding takes seconds, and nothing is decoded here
         self.model = load_language(site.card, site.device, site.settings.serve.dtype, settings)
         block_bytes = self.model.kv.block_bytes(settings.block_size)
         num_bytes = kv_bytes(site.settings, site.roles, site.device_share, site.device)
