@@ -128,3 +128,6 @@ def _try(decoder: LeanDecoder, block_size: int) -> str:
         return what_is_wrong(decoder, block_size)
     except Exception as error:  # a compiler may fail in any way
         return f"its trial ended in {error!r}"
+    finally:
+        if decoder.device.type == "cuda":
+            torch.cuda.empty_cache()  # of matrices in float32: KV is allocated elsewhere

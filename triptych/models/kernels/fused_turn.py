@@ -60,7 +60,8 @@ class FusedTurn:
         return heads[:, : shape.heads], heads[:, shape.heads : shape.turned], heads[:, shape.turned :]
 
 
-@triton.jit
+# Slots are a part of whatever a step was shipped in: one more kernel, compiled while requests wait, for its odd places.
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _turn(
     qkv,
     cos,
