@@ -81,3 +81,26 @@ def test_randomness_counts_the_token_on_the_device() -> None:
     ]
     assert [found[0].id for found in late] == ids[1:]
     assert len(set(ids)) > 4
+
+
+def test_a_history_that_grows_counts_as_one_that_is_told_at_once() -> None:
+    rng = random.Random(3)
+    vocab = 900
+    bias = {rng.randrange(vocab): rng.uniform(-5, 5) for _ in range(100)}
+    sampling = Sampling(
+        presence_penalty=0.3, frequency_penalty=0.7, repetition_penalty=1.2, logit_bias=bias, max_tokens=999
+    )
+    prompt = np.array([rng.randrange(vocab) for _ in range(300)], dtype=np.int32)
+    logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(3))
+    growing = Draw(sampling, 0, prompt, said := [])
+    for _ in range(40):
+        said.extend(rng.randrange(vocab) for _ in range(rng.randrange(12)))
+        found = adjusted(logits, [growing])
+        assert torch.equal(found, adjusted(logits, [Draw(sampling, 0, prompt, tuple(said))]))
+    counts = {id: said.count(id) for id in range(vocab)}
+    for id in range(vocab):
+        wanted = logits[0, id]
+        if counts[id] or id in prompt:
+            wanted = wanted * 1.2 if wanted < 0 else wanted / 1.2
+        change = bias.get(id, 0.0) - (0.3 + 0.7 * counts[id] if counts[id] else 0)
+        assert float(found[0, id]) == pytest.approx(float(wanted) + change, abs=1e-5)

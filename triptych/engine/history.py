@@ -25,7 +25,8 @@ class History:
         self._ids = np.zeros(_FIRST_IDS, dtype=np.int64)
         self._numbers = np.zeros((2, _FIRST_IDS))  # counts, biases
         for id, bias in sampling.logit_bias.items():
-            self._numbers[1, self._place(id)] = bias
+            place = self._place(id)
+            self._numbers[1, place] = bias
         self._said = set[int]()
         self._repeated = np.zeros(0, dtype=np.int64)
         if self.factor != 1:
@@ -38,7 +39,8 @@ class History:
         self._num_heard = len(generated)
         if self.presence or self.frequency:
             for id in fresh:
-                self._numbers[0, self._place(id)] += 1
+                place = self._place(id)  # first: the numbers may move for it
+                self._numbers[0, place] += 1
         if self.factor != 1 and (unsaid := [id for id in dict.fromkeys(fresh) if id not in self._said]):
             self._said.update(unsaid)
             self._repeated = np.append(self._repeated, unsaid)
