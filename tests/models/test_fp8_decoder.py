@@ -72,6 +72,18 @@ def test_kv_in_8_bits_costs_little_and_the_same_in_whatever_steps(family: str) -
     assert apart(logits(model, STEPS), whole) < 1e-3, "what is read from pages is what a first chunk reads directly"
 
 
+def test_keys_and_values_of_any_size_are_kept_as_well_as_others() -> None:
+    stock = stock_model(FAMILIES["qwen2"])
+    with torch.no_grad():
+        for name, parameter in stock.named_parameters():
+            # The same function of keys and values that 8 bits have no numbers for.
+            for part, factor in {"k_proj": 2.0**9, "q_proj": 2.0**-9, "v_proj": 2.0**-11, "o_proj": 2.0**11}.items():
+                if part in name:
+                    parameter.mul_(factor)
+    wanted = logits(lean_copy(stock), WHOLE)
+    assert apart(logits(lean_copy(stock, settings=FP8_KV), WHOLE), wanted) < 0.15
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_in_8_bits_cost_little_and_the_same_in_whatever_steps(family: str) -> None:
     stock = stock_model(FAMILIES[family])

@@ -35,4 +35,5 @@ def test_rows_are_read_and_written_several_numbers_at_a_time(
     assert "ld.global.v4.b32" in code
     assert "st.global.v" in code
     assert "div.rn" in code, "an approximate quotient would round otherwise than the CPU"
+    assert "fma" not in code, "a product and a sum in one rounding would round otherwise than the CPU"
     assert ".local" not in code, "numbers are spilled to memory"
