@@ -42,6 +42,7 @@ NAME = "qwen2.5-vl-7b"
 CACHE_VARIABLES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH", "FLASHINFER_WORKSPACE_BASE")
 MOST_BYTES = 1_000_000  # of a result, which is kept in the repository
 _PART_SECONDS = 400.0
+_SETTLE_SECONDS = 1.0  # until the router has asked the workers for their gauges once more
 
 
 def main() -> int:
@@ -86,6 +87,8 @@ class Bench:
         if arguments.output.is_file() and not (arguments.dry_run and not arguments.show):
             self.result |= json.loads(arguments.output.read_text())
         self.result.pop("failed", None)
+        if arguments.dry_run:
+            self.result["dry_run"] = True
 
     def run(self) -> None:
         wanted, start = self._wanted()
@@ -136,12 +139,11 @@ class Bench:
             self.result["warm_start_seconds"] = round(seconds, 2)
 
     def _fits(self, part: Part) -> bool:
-        left = self._arguments.limit - (time.monotonic() - self._began)
-        if left < part.expected_seconds:
-            self._say(
-                f"{part.name} is left for another call: {left:.0f} s are left, it may take {part.expected_seconds:g} s"
-            )
-        return left >= part.expected_seconds
+        left = float(self._arguments.limit) - (time.monotonic() - self._began)
+        if left >= part.expected_seconds:
+            return True
+        self._say(f"{part.name} is left for another call: {left:.0f} s, and it may take {part.expected_seconds:g} s")
+        return False
 
     def _part(self, server: Server, part: Part, profiles: Profiles) -> None:
         runs = []
@@ -168,11 +170,13 @@ class Bench:
         if "duration_s" not in found:
             raise RuntimeError(f"every request failed: {found.get('error_samples')}")
         used = server.router_cpu_seconds() - router - idle * max(0.0, wall - found["duration_s"])
+        seconds = differences(cpu, cpu_seconds_by_process(server.pid))
+        time.sleep(_SETTLE_SECONDS)
         answered = found["workload"]["requests"] - found["errors"]
         return found | {
             "router_cpu_per_request": round(used / max(1, answered), 5),
             "gpu": gpu.summary(),
-            "cpu_seconds": differences(cpu, cpu_seconds_by_process(server.pid)),
+            "cpu_seconds": seconds,
             "metrics": changes(metrics, read_metrics(server.url)),
         }
 

@@ -62,7 +62,8 @@ def _spoilt(figures: Mapping[str, Any]) -> str:
 def show(result: Mapping[str, Any]) -> None:
     """Prints the table, and below it what a figure does not say."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else TABLE_WIDTH)
-    table = Table(title=f"one H200, Qwen2.5-VL-7B geometry, {result['topology']}")
+    where = "a dry run, whose figures mean nothing" if result.get("dry_run") else "one H200, Qwen2.5-VL-7B geometry"
+    table = Table(title=f"{where}, {result['topology']}")
     for name in ("part", "", "figure", "ours", "goal", "vLLM", "vLLM split", ""):
         table.add_column(name, justify="right" if name in ("ours", "goal", "vLLM", "vLLM split") else "left")
     for verdict in verdicts(result):

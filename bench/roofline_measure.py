@@ -58,7 +58,7 @@ class Stages:
             raise RuntimeError(f"{type(self.model).__name__} has no decode step of its own")
         if self._device.type != "cuda":
             return self._median(lambda: decode(inputs, self._slab))
-        stream = torch.cuda.Stream(self._device)
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             for _ in range(3):
                 decode(inputs, self._slab)

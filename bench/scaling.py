@@ -123,16 +123,16 @@ def one_line(server: Server, name: str, amount: int, dry_run: bool) -> dict[str,
 
 def options(url: str, name: str, amount: int, dry_run: bool) -> BenchOptions:
     """What is sent for one line of a table."""
-    small = {"width": 84, "height": 56} if dry_run else {"width": 1280, "height": 720}
+    asked: dict[str, Any] = {"images": 0, "max_tokens": 1, "requests": 5}
     if name == "images":
-        return BenchOptions(
-            url=url, images=amount, text_tokens=16, max_tokens=1, requests=5, warmup=1, seed=amount, **small
-        )
-    if name == "prompt":
-        return BenchOptions(url=url, images=0, text_tokens=amount, max_tokens=1, requests=5, warmup=1, seed=amount)
-    length = {"text_tokens": 16, "max_tokens": 4} if dry_run else {"text_tokens": 256, "max_tokens": 128}
-    requests = max(2, amount)
-    return BenchOptions(url=url, images=0, concurrency=amount, requests=requests, warmup=1, seed=amount, **length)
+        asked |= {"images": amount, "text_tokens": 16}
+        asked |= {"width": 84, "height": 56} if dry_run else {"width": 1280, "height": 720}
+    elif name == "prompt":
+        asked |= {"text_tokens": amount}
+    else:
+        asked |= {"concurrency": amount, "requests": max(2, amount)}
+        asked |= {"text_tokens": 16, "max_tokens": 4} if dry_run else {"text_tokens": 256, "max_tokens": 128}
+    return BenchOptions(url=url, warmup=1, seed=amount, **asked)
 
 
 if __name__ == "__main__":

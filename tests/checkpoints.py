@@ -16,7 +16,7 @@ EMBEDDED = Path(__file__).resolve().parent.parent / "triptych/models/tiny_vl"
 
 def random_checkpoint(seed: int = 0) -> Path:
     """The folder of the random checkpoint of this seed; made on first use, shared by all tests: do not write to it."""
-    source = b"".join(Path(each.__file__).read_bytes() for each in (make_random_checkpoint, folder_parts))
+    source = b"".join(Path(str(each.__file__)).read_bytes() for each in (make_random_checkpoint, folder_parts))
     versions = f"{tokenizers.__version__} {transformers.__version__}".encode()
     key = hashlib.sha256(source + versions).hexdigest()[:16]
     shelf = Path(tempfile.gettempdir()) / f"triptych-checkpoints-{os.getuid()}"

@@ -37,7 +37,7 @@ def load_language(
     settings: which decoder, and how it computes; the defaults if None
     Raises ConfigError naming what in the folder does not fit.
     """
-    load = of_family(card, _LANGUAGE_BY_MODEL_TYPE)
+    load: _LoadLanguage = of_family(card, _LANGUAGE_BY_MODEL_TYPE)
     return load(card, torch_dtype(card, dtype, device), device, settings or LanguageSettings())
 
 
