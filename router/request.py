@@ -1,13 +1,16 @@
 """One call's journey: where it stands, what it has produced, how long it may take."""
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from triptych import wire
 from triptych.errors import DeadlineExceeded, InternalError, TriptychError
 from triptych.journey import Layout, Media, RequestId, Token
+from triptych.pb import common_pb2
 from triptych.router.timeline import Timeline
 from triptych.sampling import Sampling
 from triptych.stages import Stage, check_move
@@ -44,6 +47,7 @@ class Request:
         self.cached_tokens = 0  # prompt tokens whose KV was there already
         self.stopped_early = False  # the reader has seen enough of a choice that its worker still continues
         self.all_finished = asyncio.Event()
+        self._begun = False  # the first tokens have come
         self._finished = [False] * prepared.branches
         self._unread: list[Token] = []
         self._news = asyncio.Event()
@@ -62,6 +66,11 @@ class Request:
         """Something of this request has moved on."""
         self._touched_at = time.monotonic()
 
+    @functools.cached_property
+    def layout_message(self) -> common_pb2.Layout:
+        """The layout as every tier is told it; nobody changes it."""
+        return wire.layout_to_pb(self.prepared.layout)
+
     @property
     def has_tokens(self) -> bool:
         return any(self.generated)
@@ -69,7 +78,8 @@ class Request:
     def deliver(self, tokens: Sequence[Token]) -> None:
         """Hands tokens to the reader. Raises InternalError for a token that is missing or comes twice."""
         self.touch()
-        if tokens and not self.has_tokens:
+        if not self._begun and tokens:
+            self._begun = True
             self.timeline.add("first_token", self.timeline.since_start())
         for token in tokens:
             if not 0 <= token.choice < len(self.generated):

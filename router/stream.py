@@ -41,6 +41,7 @@ class ChatStream(Response):
         self._choices = choices
         self._chat = chat
         self._tokens = tokens
+        self._continuous_usage = chat.continuous_usage
         self._patience_seconds = router.settings.router.stage_timeout_seconds
         self._writer = ChunkWriter(
             head,
@@ -96,7 +97,7 @@ class ChatStream(Response):
     def _frames(self, tokens: Sequence[Token]) -> bytes:
         deltas = self._choices.feed(tokens)
         usage = None
-        if self._chat.continuous_usage:
+        if self._continuous_usage:
             usage = usage_of(self._run.request, self._choices.completion_tokens)
         return "".join([self._writer.frames(delta, usage) for delta in deltas]).encode()
 
