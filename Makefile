@@ -7,6 +7,7 @@
 # make bench       three tiers against one process, on this machine; writes bench/results/
 # make bench-peer  this machine's CPU: ours beside a peer (ARGS="--mmbench FILE --peer 'COMMAND {model} {port}'"); writes bench/results/
 # make bench-encoder  the vision tower of Qwen2.5-VL-7B against transformers', on the GPU of PYTHON; writes bench/results/
+# make bench-h200  the goals' table, on the H200 of PYTHON (ARGS="--mmbench PATH"; without a GPU: ARGS="--mmbench PATH --dry-run")
 # make bench-handoff  hand-offs of rows and KV between two processes on the GPU of PYTHON; writes bench/results/
 # make test-gpu    tests that need an NVIDIA GPU, with the PYTHON that has torch for it
 # make tiny-vl     make the embedded model on one NVIDIA GPU, from nothing or from where this command was stopped
@@ -68,6 +69,9 @@ bench-peer: $(STAMP)
 
 bench-encoder:
 	$(PYTHON) -m bench.encoder $(ARGS)
+
+bench-h200:
+	PYTHON=$(PYTHON) bench/h200.sh $(ARGS)
 
 bench-handoff:
 	$(PYTHON) -m bench.handoff $(ARGS)
