@@ -23,7 +23,7 @@ STAMP  := $(VENV)/.installed
 FONTS  := font-caladea font-fredoka-one font-hanken-grotesk font-manrope font-source-sans-pro font-source-serif-pro matplotlib
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test soak nightly check demo bench bench-peer bench-encoder bench-handoff test-gpu tiny-vl eval proto links clean
+.PHONY: help serve test soak nightly check demo bench bench-peer bench-encoder bench-h200 bench-handoff test-gpu tiny-vl eval proto links clean
 .DELETE_ON_ERROR:
 
 help:
