@@ -5,7 +5,7 @@ small pieces.
 """
 
 import asyncio
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import h11
 from starlette.types import Scope
@@ -68,7 +68,8 @@ class Connection(H11Protocol):
         super().handle_events()
         # The task of a new request has been made, and has not run yet.
         if self.cycle is not before and self.scope["http_version"] == "1.1":
-            self.scope.setdefault("extensions", {})[_EXTENSION] = ChunkWay(self, self.cycle)  # type: ignore[typeddict-item]
+            extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
+            extensions[_EXTENSION] = ChunkWay(self, self.cycle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
@@ -86,7 +87,7 @@ class Connection(H11Protocol):
         left = getattr(state._reader, "_remaining", 0)  # of h11's reader by length; others are left alone
         if not 0 < len(data) <= left or cycle.disconnected or cycle.waiting_for_100_continue or state.trailing_data[0]:
             return False
-        state._reader._remaining = left - len(data)  # type: ignore[attr-defined, union-attr]
+        state._reader._remaining = left - len(data)  # type: ignore[union-attr]
         if cycle.body:
             cycle.body += data
         else:

@@ -10,7 +10,7 @@ from triptych.errors import InvalidMedia, MediaTooLarge
 try:
     import pybase64  # thirty times as fast: what it refuses, the standard library refuses too, or knows better
 except ImportError:
-    pybase64 = None  # type: ignore[assignment]
+    pybase64 = None
 
 _HEADER = re.compile(r"data:(?P<type>[^;,]*)(?P<parameters>(?:;[^;,]*)*),", re.IGNORECASE)
 _LONGEST_HEADER = 256
@@ -52,9 +52,10 @@ def _decode_fast(url: str, begin: int) -> bytes | None:
     if pybase64 is None:
         return None
     try:
-        return pybase64.b64decode(url[begin:], validate=True)
+        data: bytes = pybase64.b64decode(url[begin:], validate=True)
     except ValueError:
         return None
+    return data
 
 
 def _decode(url: str, begin: int, max_bytes: int) -> bytes:
