@@ -44,3 +44,28 @@ def test_priorities_and_departures_spoil_nothing(seed: int) -> None:
     visitors = crowd(100 + seed, num_slots=20, pipelined=bool(seed % 2), urgent=0.4, departures=0.1)
     visitors.run(800)
     assert visitors.seen["finished"] > 50
+
+
+@pytest.mark.parametrize("seed", [1000, 1001, 1002, 1062, 1111, 1249])
+def test_the_tightest_pools_serve_everybody_too(seed: int) -> None:
+    """Of the kind in which two once kept for each other, on the device, what neither could go on with."""
+    rng = random.Random(seed)
+    books = scheduler(
+        num_blocks=rng.choice([20, 24, 40, 60]),
+        max_sequences=rng.choice([1, 2, 3, 8, 24]),
+        margin_tokens=rng.choice([0, 1, 4, 8, 30]),
+        num_swap_slots=rng.choice([0, 1, 3, 12, 50, 500]),
+        block_bytes=1,
+    )
+    pipelined = rng.random() < 0.5
+    visitors = Crowd(
+        rng,
+        books,
+        pipelined,
+        most=rng.choice([6, 24, 40]),
+        several=rng.choice([0, 0.15, 0.6]),
+        urgent=rng.choice([0, 0.4]),
+        departures=rng.choice([0, 0.01, 0.1]),
+    )
+    visitors.run(300)
+    assert visitors.seen["finished"] > 20

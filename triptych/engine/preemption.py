@@ -14,7 +14,7 @@ may follow was refused when it came, so the first of all fits once the others ar
 Not thread-safe: the engine calls it under its lock.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
 from triptych.engine.blocks import BlockLedger
@@ -115,8 +115,8 @@ class Preemption:
             wanted += self.headroom() + blocks_for(margin, self._block_size)
         elif not (is_alone and is_shared):
             # It stands still with all its KV, or nobody else moves: those behind it give what they have.
-            while pool.num_free_blocks < need and (last := self._last(branch.rank)) is not None:
-                self._put_aside(last, into)
+            while pool.num_free_blocks < need and self._make_room(branch.rank, into):
+                pass
         if pool.num_free_blocks < wanted:
             return False
         slots = branch.slots
@@ -133,38 +133,54 @@ class Preemption:
         places = self._places
         need = branch.missing_blocks(self._block_size)
         while self._pool.num_free_blocks < need:
-            last = self._last(branch.rank)
-            if last is not None:
-                self._put_aside(last, into)
-            elif self.lets_in(branch.rank):
+            if self._make_room(branch.rank, into):
+                continue
+            if self.lets_in(branch.rank):
                 places.set_aside(branch, keep=len(branch.blocks))
                 self._num_stalled += 1
-                return
             else:  # somebody before it waits for what it holds
-                self._put_aside(branch, into)
-                return
+                self._put_aside(branch, self._num_kept(branch, self._held_aside(branch.rank)), into)
+            return
         into.new_blocks += places.grow(branch, need)
 
-    def _last(self, rank: Rank) -> DecodeSequence | None:
-        """Who makes room for one of this rank: the last behind it that can and does not end anyway with this step."""
-        places = self._places
+    def _make_room(self, rank: Rank, into: Settled) -> bool:
+        """The last one behind this rank gives what it can, which may free blocks at once or when others follow.
+
+        False where nobody has anything to give. One that ends anyway with the step that is launched is left alone.
+        """
+        places, held = self._places, self._held_aside(rank)
         behind = [
             branch
             for branch in (*places.running, *places.queued, *places.aside)
             if branch.is_alone and branch.rank > rank and branch.may_go_on
         ]
-        return next((branch for branch in sorted(behind, key=_rank, reverse=True) if self._gives(branch)), None)
+        for branch in sorted(behind, key=_rank, reverse=True):
+            keep = self._num_kept(branch, held)
+            if keep < len(branch.blocks):
+                self._put_aside(branch, keep, into)
+                return True
+        return False
 
-    def _gives(self, branch: DecodeSequence) -> bool:
-        """Whether it has a block to itself; as a rule its last."""
-        return any(self._pool.shares(block) == 1 for block in reversed(branch.blocks.tolist()))
+    def _held_aside(self, rank: Rank) -> Counter[int]:
+        """How many of those aside, and behind this rank, have each block."""
+        aside = (branch for branch in self._places.aside if branch.is_alone and branch.rank > rank)
+        return Counter(block for branch in aside for block in branch.blocks.tolist())
 
-    def _put_aside(self, branch: DecodeSequence, into: Settled) -> None:
-        """Its blocks go to the host, behind those at its beginning that others use, too; or its request ends."""
-        blocks = branch.blocks.tolist()
-        keep = next((place for place, block in enumerate(blocks) if self._pool.shares(block) == 1), len(blocks))
+    def _num_kept(self, branch: DecodeSequence, held_aside: Counter[int]) -> int:
+        """Blocks at its beginning that stay: those that others use, who do not themselves make room for the same.
+
+        Without that exception two could keep for each other what neither uses.
+        """
+        is_counted = branch in self._places.aside
+        for place, block in enumerate(branch.blocks.tolist()):
+            if self._pool.shares(block) - held_aside[block] + is_counted * (held_aside[block] > 0) <= 1:
+                return place
+        return len(branch.blocks)
+
+    def _put_aside(self, branch: DecodeSequence, keep: int, into: Settled) -> None:
+        """Its blocks behind the first so many go to the host; or its request ends."""
         end = blocks_for(branch.next_position, self._block_size) - len(branch.slots)
-        out = tuple(blocks[keep:end])  # behind that there is nothing written yet
+        out = tuple(branch.blocks[keep:end].tolist())  # behind that there is nothing written yet
         slots = self._places.slots.take(len(out))
         if slots is None:
             self._end(branch, into)
