@@ -89,6 +89,11 @@ def test_the_gpus_products_are_the_cpus(dtype: torch.dtype) -> None:
     assert float((found - wanted).norm() / wanted.norm()) < ERRORS[dtype]
 
 
+def test_no_tokens_make_no_rows() -> None:
+    product = Converter(CUDA, torch.bfloat16)(Dense(noise(200, 328, dtype=torch.bfloat16).to(CUDA)), "w")
+    assert product(torch.empty(0, 328, dtype=torch.bfloat16, device=CUDA)).shape == (0, 200)
+
+
 def test_a_row_is_computed_alone() -> None:
     product = Converter(CUDA, torch.bfloat16)(Dense(noise(4608, 3584, dtype=torch.bfloat16).to(CUDA)), "w")
     x = noise(64, 3584, dtype=torch.bfloat16).to(CUDA)

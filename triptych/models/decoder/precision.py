@@ -1,5 +1,7 @@
 """What a decoder keeps in 8 bits: its layers' matrices, its keys and values, both or neither, as the settings say."""
 
+import logging
+
 import torch
 
 from triptych.config import LanguageSettings
@@ -8,6 +10,8 @@ from triptych.models.decoder.weights import Dense, LayerWeights, Product
 from triptych.models.kernels.head_shape import HeadShape
 from triptych.models.kv_scales import AttentionWeights, KVExponents, fold, kv_exponents, scaling_digest
 from triptych.models.quantised import FP8
+
+log = logging.getLogger(__name__)
 
 _PRODUCTS = ("qkv", "out", "gate_up", "down")
 
@@ -25,6 +29,8 @@ class Precision:
         self._convert = Converter(device, dtype) if settings.weights == "fp8" else None
         self._scaled_kv = settings.kv_dtype == "fp8"
         self._exponents: list[KVExponents] = []
+        if settings.precision:
+            log.info("kept in 8 bits (e4m3): %s", settings.precision)
         self._finished = 0
 
     @property
