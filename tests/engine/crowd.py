@@ -276,7 +276,7 @@ class Crowd:
             self.step()
         self.departures = 0.0
         for _ in range(5000):
-            if not (self.visitors or self.prefills or self.lent or self.flying):
+            if not (self.visitors or self.books.prefill_ids() or self.lent or self.flying):
                 break
             self.step(arrivals=False)
         assert not self.visitors, f"{len(self.visitors)} requests wait for ever"
