@@ -13,6 +13,7 @@ import torch
 
 from tests.models.attention_cases import LARGEST_ERRORS, Case, Spec, alone, decodes, make_case, relative
 from triptych.models.attention.sdpa import SdpaAttention
+from triptych.models.attention.sdpa_step import SlabShape, index_step
 
 ROOT = Path(__file__).parents[2]
 FP8 = torch.float8_e4m3fn
@@ -89,3 +90,19 @@ def test_a_row_of_torchs_attention_is_close_to_what_it_is_alone() -> None:
     together = case.attended(attention).split(case.inputs.query_lengths)
     for row, result in enumerate(together):
         torch.testing.assert_close(result, alone(case, row).attended(attention), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("length", "kv_length"), [(300, 300), (64, 200), (130, 700), (65, 1100), (129, 129)])
+@pytest.mark.parametrize("share", [1, 7])
+def test_long_prompts_on_the_cpu_equal_float64(share: int, length: int, kv_length: int) -> None:
+    case = make_case(Spec(2 * share, 2, 64, 16, (length, 1), (kv_length, 7)), seed=length)
+    assert relative(case.attended(SdpaAttention(case.shape)), case.exact) <= LARGEST_ERRORS[torch.float32]
+
+
+def test_short_sequences_beside_long_ones_are_attended_in_batches_of_their_own() -> None:
+    lengths = [3, 2500, 17, 1, 2900, 40, 40, 40, 700, 16]
+    case = make_case(decodes(4, 2, 64, 16, lengths), seed=8)
+    slab = SlabShape(*case.slab.shape[:2], *case.slab.shape[3:])
+    batches = index_step(case.inputs, slab, torch.float32).decodes
+    assert [group.count for group in batches] == [1, 1, 2, 1, 4, 1]
+    assert relative(case.attended(SdpaAttention(case.shape)), case.exact) <= LARGEST_ERRORS[torch.float32]

@@ -1,13 +1,14 @@
 """Paged attention by torch's scaled_dot_product_attention: on any device, and the measure of other implementations.
 
 Blocks are copied together for each layer, then each sequence attends over its own: those with one new token (decode)
-in one batch, longer ones (prompt chunks) one by one.
+in batches, longer ones (prompt chunks) one by one; in float32 on the CPU those by cpu_chunks.py.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from triptych.models.attention import cpu_chunks
 from triptych.models.attention.base import AttentionShape
 from triptych.models.attention.sdpa_step import Chunk, DecodeGroup, SlabShape, index_step
 from triptych.models.base import DecodeInputs, PagedInputs
@@ -62,8 +63,8 @@ class SdpaStep:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """As AttentionStep.attend."""
         decodes, chunks = self._decodes, self._chunks
-        if decodes is not None and not chunks:
-            return self._attend_decodes(decodes, layer, query)
+        if len(decodes) == 1 and not chunks:
+            return self._attend_decodes(decodes[0], layer, query)
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for chunk in chunks:
             if chunk.planes is None:
@@ -71,8 +72,8 @@ class SdpaStep:
             else:
                 keys, values = self._read(chunk.planes[layer], 1)[:, 0, : chunk.kv_length]
             output[chunk.tokens] = _attend_chunk(chunk, query[chunk.tokens], keys, values, self._scale)
-        if decodes is not None:
-            output[decodes.tokens] = self._attend_decodes(decodes, layer, query[decodes.tokens])
+        for group in decodes:
+            output[group.tokens] = self._attend_decodes(group, layer, query[group.tokens])
         return output
 
     def _attend_decodes(self, group: DecodeGroup, layer: int, query: Tensor) -> Tensor:
@@ -108,6 +109,8 @@ class _PaddedStep:
 
 def _attend_chunk(chunk: Chunk, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """[tokens, heads, head_size]; keys and values are [kv_length, kv_heads, head_size]."""
+    if cpu_chunks.takes(query, chunk.kv_length):
+        return cpu_chunks.attend_chunk(query, keys, values, scale)
     share = query.shape[1] // keys.shape[1]
     keys, values = (each.repeat_interleave(share, dim=1) for each in (keys, values))
     queries, keys, values = (each.transpose(0, 1)[None] for each in (query, keys, values))

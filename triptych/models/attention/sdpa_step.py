@@ -15,6 +15,7 @@ from triptych.journey import Int64Array
 from triptych.models.base import PagedInputs
 from triptych.models.shipping import ship
 
+_CACHE_BYTES = 3 * 2**20  # of keys and values that are copied together on the CPU
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
@@ -70,9 +71,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepIndices:
-    """Sequences with one new token each, and the others."""
+    """Sequences with one new token each, in one batch or more, and the others."""
 
-    decodes: DecodeGroup | None
+    decodes: tuple[DecodeGroup, ...]
     chunks: tuple[Chunk, ...]
 
 
@@ -82,8 +83,27 @@ def index_step(inputs: PagedInputs, slab: SlabShape, dtype: torch.dtype) -> Step
     singles = np.flatnonzero(lengths == 1)
     ends = np.cumsum(lengths)
     chunks = tuple(_chunk(inputs, int(row), int(ends[row]), slab, dtype) for row in np.flatnonzero(lengths != 1))
-    decodes = _decode_group(inputs, singles, ends[singles] - 1, slab, dtype) if len(singles) else None
+    batches = _batches(inputs, singles, slab, dtype)
+    decodes = tuple(_decode_group(inputs, rows, ends[rows] - 1, slab, dtype) for rows in batches)
     return StepIndices(decodes, chunks)
+
+
+def _batches(inputs: PagedInputs, singles: Int64Array, slab: SlabShape, dtype: torch.dtype) -> list[Int64Array]:
+    """Sequences whose copied keys and values stay in the CPU's cache until they have been attended to.
+
+    That is faster by half, and those beside a long one are not padded to its length.
+    """
+    if inputs.block_tables.device.type != "cpu":
+        return [singles] if len(singles) else []
+    room = max(_CACHE_BYTES // (2 * slab.block_size * slab.kv_heads * slab.head_size * dtype.itemsize), 1)
+    batches, begin, width = [], 0, 0
+    for at, row in enumerate(singles):
+        blocks = -(-inputs.kv_lengths[row] // slab.block_size)
+        if at > begin and (at + 1 - begin) * max(width, blocks) > room:
+            batches.append(singles[begin:at])
+            begin, width = at, 0
+        width = max(width, blocks)
+    return [*batches, singles[begin:]] if len(singles) else []
 
 
 def _planes(tables: Tensor, slab: SlabShape) -> tuple[Tensor, ...]:
