@@ -156,9 +156,9 @@ class Bench:
         if profiles.enabled and part.name in missed(self.result):
             self._say(f"a goal of {part.name} is missed: profiling it")
             entry = self.result["parts"][part.name]
-            self._keep(
-                part.name, entry | {"profile": profiles.take(lambda: self._mmbench(server, part, part.seeds[0]))}
-            )
+            more = () if self._arguments.dry_run else part.profiled
+            found = profiles.take(server.url, lambda: self._mmbench(server, part, part.seeds[0], more))
+            self._keep(part.name, entry | {"profile": found})
 
     def _run(self, server: Server, part: Part, seed: int, idle: float) -> dict[str, Any]:
         """One run's figures, and what was seen beside it."""
@@ -180,9 +180,9 @@ class Bench:
             "metrics": changes(metrics, read_metrics(server.url)),
         }
 
-    def _mmbench(self, server: Server, part: Part, seed: int) -> dict[str, Any]:
-        """What the load generator prints. Raises RuntimeError with its words where it fails."""
-        command = [sys.executable, str(self._arguments.mmbench), *part.command(self._arguments.topology, seed)]
+    def _mmbench(self, server: Server, part: Part, seed: int, more: Sequence[str] = ()) -> dict[str, Any]:
+        """What the load generator prints, with more of its arguments. Raises RuntimeError with its words where it fails."""
+        command = [sys.executable, str(self._arguments.mmbench), *part.command(self._arguments.topology, seed), *more]
         command += ["--url", server.url, "--model", NAME, "--label", part.name]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PART_SECONDS)
         if done.returncode:

@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.h200_trace import read_trace, summary
+from bench.h200_watch import read_metrics
 
-_DELAY_SECONDS = 3.0  # into the workload, past the load generator's own start
+_SETTLE_SECONDS = 0.5  # from the first request in flight
+_LOAD_SECONDS = 60.0  # until there is one
 _TRACE_SECONDS = 1.5
+_LOOK_SECONDS = 0.1
+_BEGIN_SECONDS = 2.0  # until every worker has seen the question
 _WAIT_SECONDS = 90.0
+_RUNNING = "num_requests_running"
 _ASK = "ask-{number}.json"
 
 
@@ -30,17 +35,22 @@ class Profiles:
         """What makes a server look into the folder."""
         return {"TRIPTYCH_SERVE_PROFILE_FOLDER": str(self._folder)} if self.enabled else {}
 
-    def take(self, workload: Callable[[], object]) -> dict[str, Any]:
-        """Runs the workload; what each worker's GPU did for a second and a half of it, by worker."""
+    def take(self, url: str, workload: Callable[[], object]) -> dict[str, Any]:
+        """Runs the workload on the server there; what each worker's GPU did for a second and a half, by worker."""
         self._number += 1
-        thread = threading.Thread(target=self._ask, daemon=True)
+        thread = threading.Thread(target=self._ask, args=(url,), daemon=True)
         thread.start()
         workload()
         thread.join()
+        time.sleep(_BEGIN_SECONDS)
         return self._collect()
 
-    def _ask(self) -> None:
-        time.sleep(_DELAY_SECONDS)
+    def _ask(self, url: str) -> None:
+        """Once requests are in flight: the load generator takes its time to make them."""
+        deadline = time.monotonic() + _LOAD_SECONDS
+        while read_metrics(url).get(_RUNNING, 0.0) < 1 and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        time.sleep(_SETTLE_SECONDS)
         unfinished = self._folder / "asking"
         unfinished.write_text(json.dumps({"seconds": _TRACE_SECONDS}))
         unfinished.rename(self._folder / _ASK.format(number=self._number))  # at once whole

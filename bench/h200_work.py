@@ -45,6 +45,7 @@ class Part:
     expected_seconds: float  # of all runs; a part that would not end before the time is up is left for the next call
     rate: tuple[float, float] | None = None  # Poisson arrivals per second in epd and e+p+d; else the arguments say
     counts_router: bool = False  # the router's CPU time per request is one of its figures
+    profiled: tuple[str, ...] = ()  # arguments that override its own where it is profiled
 
     def command(self, topology: str, seed: int) -> list[str]:
         paced = [] if self.rate is None else ["--rate", f"{self.rate[TOPOLOGIES.index(topology)]:g}"]
@@ -65,7 +66,8 @@ _TTFT_MS = ("ttft_s", "p50")
 def _w1(images: int, bounds: tuple[float, float], vllm: str, split: str) -> Part:
     goal = Goal("TTFT p50", "ms", _TTFT_MS, True, bounds, vllm, split, scale=1e3, digits=0)
     what = f"latency, {images} image{'s' if images > 1 else ''}"
-    return Part(f"w1-{images}", what, ("--images", str(images), *_W1), (100 + images,), (goal,), 10 + 2 * images)
+    arguments, longer = ("--images", str(images), *_W1), ("--requests", "60")
+    return Part(f"w1-{images}", what, arguments, (100 + images,), (goal,), 10 + 2 * images, profiled=longer)
 
 
 PARTS: Sequence[Part] = (
