@@ -30,3 +30,12 @@ async def test_blocks_are_asked_for_with_the_priority_of_the_request(card: Model
             response = await served.chat(priority=wrong)
             assert response.status_code == 400
             assert response.json()["error"]["param"] == "priority"
+
+
+async def test_who_waits_for_one_that_makes_room_does_not_give_up(card: ModelCard) -> None:
+    (worker,) = tiers(card, "epd")
+    worker.waits_at = {3: 2.0, 5: 2.0}
+    async with serving(card, [worker], stage_timeout_seconds=1.0) as served:
+        assert await served.ids(max_tokens=9) == expected(9)
+        worker.token_pause_seconds = 3.0
+        assert (await served.chat(max_tokens=9)).status_code == 504, "one that says nothing is given up"
