@@ -124,7 +124,7 @@ class WorkerHost:
     def _build(self, owner: Endpoint, server: grpc.aio.Server) -> Site:
         began = time.monotonic()
         faults = Faults.allowed(self._settings.transfer.faults, self._placement.roles)
-        torch.set_num_threads(self._settings.serve.cpu_threads or default_cpu_threads(self._placement.roles))
+        torch.set_num_threads(self._settings.serve.cpu_threads or os.cpu_count() or 1)
         device = choose_device(self._placement.device)
         serve = self._settings.serve
         precision = self._settings.language.precision
@@ -163,15 +163,6 @@ class WorkerHost:
             time.monotonic() - began,
         )
         return site
-
-
-def default_cpu_threads(roles: frozenset[Role]) -> int:
-    """Every core for towers and prompts, whose matrices are large; half for a worker that decodes, step by small step.
-
-    On two cores, 2 threads instead of 1 gave image-heavy loads 1.3 to 1.4 times the rate, and cost decode a tenth.
-    """
-    cores = os.cpu_count() or 1
-    return max(1, cores // 2) if Role.DECODE in roles else cores
 
 
 def choose_device(name: str) -> torch.device:

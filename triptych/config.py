@@ -48,7 +48,7 @@ class ServeSettings:
     load_format: str = "auto"  # auto: weights from the folder; dummy: random ones, of a folder without (for measuring)
     gpu_share: float = 0.9  # of each GPU's total memory, over all workers placed on it
     ray: str = "auto"  # join the Ray that runs here or start one; local: always start one; or a Ray address
-    cpu_threads: int = 0  # per worker, for CPU arithmetic; 0: all cores, half of them where it decodes
+    cpu_threads: int = 0  # per worker, for CPU arithmetic; 0: all cores. Steps that only decode take half of them
     profile_folder: str = ""  # where workers look for questions what their device does (services/profiling.py)
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from triptych.engine.capture import Work
+from triptych.engine.cpu_threads import CpuThreads
 from triptych.engine.encoder_blame import check_rows, encode_in_parts
 from triptych.engine.encoder_graphs import BlockGraphs
 from triptych.engine.host_tier import Demotion, HostSlot, HostTier
@@ -72,6 +73,7 @@ class EncoderRunner:
         if self._unit_bytes % tower.dtype.itemsize:
             raise ConfigError(f"arena units have {self._unit_bytes} bytes, expected a multiple of {tower.dtype}")
         self._with_checksums = with_checksums
+        self._threads = CpuThreads(tower.device)
         # Of the lowest priority: running answers, which one process may decode beside, go first.
         self._stream = new_stream(tower.device, LOWEST_PRIORITY) if tower.device.type == "cuda" else None
         self._launched: deque[torch.cuda.Event] = deque()
@@ -126,6 +128,7 @@ class EncoderRunner:
         self._await_room()
         prepared = [item.prepared for item in batch if item.prepared is not None]
         grids = [item.grid for item in prepared]
+        self._threads.take(sum(grid.patches for grid in grids))
         patches = self._tower.patches([item.pixels for item in prepared], grids)
         store = self._captured(patches, grids, batch) or self._eager(patches, grids, batch)
         # Only now: items whose rows could not be made or are not what was planned leave the arena as it was.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from triptych.config import CPU_KV_BYTES, LanguageSettings
 from triptych.engine.batch import Stretch, flatten
+from triptych.engine.cpu_threads import CpuThreads
 from triptych.engine.decode_graphs import DecodeGraphs, capture_for, record
 from triptych.engine.decode_rows import DecodeRows, Rows
 from triptych.engine.device import Numbers, Stage
@@ -98,6 +99,7 @@ class Runner:
         with torch.inference_mode():
             self._last_ids = torch.zeros(settings.max_sequences, dtype=torch.int64, device=model.device)
         self._is_cuda = model.device.type == "cuda"
+        self._threads = CpuThreads(model.device)
         self._in_use: deque[BlocksInUse] = deque()
         # Stamps overtake the steps that are launched: who waits for a block's new generation waits for them alone.
         self._stamps = new_stream(model.device, HIGHEST_PRIORITY) if self._is_cuda else None
@@ -217,6 +219,7 @@ class Runner:
 
     def _launch_eagerly(self, work: Work, rows: Rows, draws: Sequence[Draw]) -> Logits:
         flat = flatten(rows, self._rows.table, work.stretches, self.block_size)
+        self._threads.take(len(flat.slots))
         wanted = self._wishes(work, rows, draws, len(flat.logits_at)) if draws else {}
         arrays: list[Numbers] = [*flat.arrays, rows.sources, *wanted.values()]
         shipped = self._stage.send(arrays)
