@@ -75,8 +75,7 @@ def build_decoder(
     heads = HeadShape(geometry.heads, geometry.kv_heads, geometry.head_size)
     precision = Precision(settings, heads, dtype, device)
     weights = _filled(geometry, dtype, device, fill_places)
-    for layer in weights.layers:
-        precision.finish(layer)
+    precision.finish(weights.layers)
     kv = KVGeometry(geometry.layers, geometry.kv_heads, geometry.head_size, precision.kv_dtype, precision.scaling)
     return LeanDecoder(
         geometry,

@@ -1,6 +1,7 @@
 """What a decoder keeps in 8 bits: its layers' matrices, its keys and values, both or neither, as the settings say."""
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
@@ -17,7 +18,7 @@ _PRODUCTS = ("qkv", "out", "gate_up", "down")
 
 
 class Precision:
-    """Finishes the layers of one decoder, in order, once their weights are set.
+    """Finishes the layers of one decoder once their weights are set.
 
     kv_dtype: of the slab
     """
@@ -26,12 +27,12 @@ class Precision:
         """dtype: the model's. May wait for the device."""
         self.kv_dtype = FP8 if settings.kv_dtype == "fp8" else dtype
         self._shape = shape
+        self._device = device
         self._convert = Converter(device, dtype) if settings.weights == "fp8" else None
         self._scaled_kv = settings.kv_dtype == "fp8"
         self._exponents: list[KVExponents] = []
         if settings.precision:
             log.info("kept in 8 bits (e4m3): %s", settings.precision)
-        self._finished = 0
 
     @property
     def scaling(self) -> str:
@@ -39,11 +40,18 @@ class Precision:
         return scaling_digest(self._exponents) if self._scaled_kv else ""
 
     @torch.no_grad()
-    def finish(self, layer: LayerWeights) -> None:
-        """Changes the layer's weights in place, and replaces its products, as far as the settings ask for it.
+    def finish(self, layers: Sequence[LayerWeights]) -> None:
+        """Changes the layers' weights in place, and replaces their products, as far as the settings ask for it.
 
-        Waits for the device. Raises ConfigError for weights that are not finite, where they have to be.
+        In order, and once; what is replaced is free when the next layer begins. Waits for the device. Raises
+        ConfigError for weights that are not finite, where they have to be.
         """
+        for number, layer in enumerate(layers):
+            self._finish(layer, number)
+        if self._convert is not None and self._device.type == "cuda":
+            torch.cuda.empty_cache()  # else the wider weights' memory would pass for taken when KV gets its share
+
+    def _finish(self, layer: LayerWeights, number: int) -> None:
         if self._scaled_kv:
             attention = _attention_weights(layer)
             exponents = kv_exponents(attention, self._shape)
@@ -51,8 +59,7 @@ class Precision:
             self._exponents.append(exponents)
         if self._convert is not None:
             for name in _PRODUCTS:
-                setattr(layer, name, self._convert(_dense(getattr(layer, name)), f"layer {self._finished}'s {name}"))
-        self._finished += 1
+                setattr(layer, name, self._convert(_dense(getattr(layer, name)), f"layer {number}'s {name}"))
 
 
 def _attention_weights(layer: LayerWeights) -> AttentionWeights:
