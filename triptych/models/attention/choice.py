@@ -1,6 +1,5 @@
 """Which implementation a decoder is given: by a trial, and where several pass, by a measurement."""
 
-import importlib.util
 import logging
 
 import torch
@@ -9,6 +8,14 @@ from triptych.errors import ConfigError
 from triptych.models.attention.base import Attention, AttentionShape
 from triptych.models.attention.sdpa import SdpaAttention
 from triptych.models.attention.trial import prompt_seconds, what_is_wrong
+
+try:
+    from triptych.models.attention.flash_infer import FlashInferAttention
+    from triptych.models.attention.paged import TritonAttention
+except ImportError as error:  # Triton comes with torch for GPUs alone
+    _why_no_triton: ImportError | None = error
+else:
+    _why_no_triton = None
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +82,8 @@ def make_attention(name: str, shape: AttentionShape, device: torch.device) -> At
     """An implementation by name, untried. Raises ImportError or ConfigError where what it needs is not there."""
     if name == "sdpa":
         return SdpaAttention(shape)
-    if importlib.util.find_spec("triton") is None:
-        raise ConfigError("Triton is not installed")
-    # Triton comes with torch for GPUs alone.
-    from triptych.models.attention.flash_infer import FlashInferAttention
-    from triptych.models.attention.paged import TritonAttention
-
+    if _why_no_triton is not None:
+        raise _why_no_triton
     if name == "flashinfer":
         return FlashInferAttention(shape, device)
     return TritonAttention(shape, device, varlen=name == "varlen")
