@@ -138,11 +138,11 @@ class Bench:
         else:
             self.result["warm_start_seconds"] = round(seconds, 2)
 
-    def _fits(self, part: Part) -> bool:
+    def _fits(self, part: Part, doing: str = "") -> bool:
         left = float(self._arguments.limit) - (time.monotonic() - self._began)
         if left >= part.expected_seconds:
             return True
-        self._say(f"{part.name} is left for another call: {left:.0f} s, and it may take {part.expected_seconds:g} s")
+        self._say(f"no time for {doing}{part.name}: {left:.0f} s are left, and it may take {part.expected_seconds:g} s")
         return False
 
     def _part(self, server: Server, part: Part, profiles: Profiles) -> None:
@@ -153,7 +153,7 @@ class Bench:
             runs.append(self._run(server, part, seed, idle))
             self._say(_in_a_line(runs[-1]))
         self._keep(part.name, {"what": part.what, "means": means(runs), "runs": runs})
-        if profiles.enabled and part.name in missed(self.result):
+        if profiles.enabled and part.name in missed(self.result) and self._fits(part, "a profile of "):
             self._say(f"a goal of {part.name} is missed: profiling it")
             entry = self.result["parts"][part.name]
             more = () if self._arguments.dry_run else part.profiled
@@ -181,7 +181,7 @@ class Bench:
         }
 
     def _mmbench(self, server: Server, part: Part, seed: int, more: Sequence[str] = ()) -> dict[str, Any]:
-        """What the load generator prints, with more of its arguments. Raises RuntimeError with its words where it fails."""
+        """What the load generator prints; more: arguments behind its own. Raises RuntimeError where it fails."""
         command = [sys.executable, str(self._arguments.mmbench), *part.command(self._arguments.topology, seed), *more]
         command += ["--url", server.url, "--model", NAME, "--label", part.name]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PART_SECONDS)

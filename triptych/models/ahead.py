@@ -4,6 +4,7 @@ Compiled kernels lie in Triton's cache on disk. So a process that runs each of t
 started, saves the workers the time: they find them there. PART is `decoder` or `tower`; two processes compile side by
 side. Each runs a model of this geometry with a single layer and random weights, so that whatever the loader chooses and
 tries is what is compiled. Whatever goes wrong here costs that time and nothing else.
+Where the GPU has little memory to spare nothing is done.
 """
 
 import argparse
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 PARTS = ("decoder", "tower")
 _GRIDS = (Grid(1, 16, 16), Grid(1, 8, 12))
+_LEAST_FREE_BYTES = 24 << 30  # of the GPU: on a small one the workers' memory comes first
 _TOKENS = (40, 1)  # a prompt and a branch in one step
 _BLOCKS = 8
 
@@ -102,11 +104,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--attention", default=LanguageSettings().attention)
     arguments = parser.parse_args(words)
     settings = LanguageSettings(block_size=arguments.block_size, attention=arguments.attention)
+    device = torch.device(arguments.device)
     try:
+        if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < _LEAST_FREE_BYTES:
+            return 0
         with tempfile.TemporaryDirectory() as folder:
             make_shallow(resolve_folder(arguments.model, log.debug), Path(folder))
             card = load_card(folder, arguments.dtype, load_format="dummy")
-            run(card, arguments.part, torch.device(arguments.device), arguments.dtype, settings)
+            run(card, arguments.part, device, arguments.dtype, settings)
     except Exception as error:  # a worker that fails of the same will tell more
         print(f"the {arguments.part}'s kernels are not compiled ahead of the workers: {error!r}", file=sys.stderr)
         return 1
