@@ -2,7 +2,8 @@
 
 A real engine with a model that computes next to nothing, so that a step's time is the engine's own: the plan, what the
 device is told, sampling as far as the host launches it, books and news. Measured on the CPU, where torch's calls cost
-about what launching kernels costs with CUDA. Stages are timed on their own; a stage's own figure holds what it calls.
+about what launching kernels costs with CUDA. It is CPU time of the engine's thread, so that other work on the machine
+counts for little. Stages are timed on their own; a stage's own figure holds what it calls.
 
     greedy     temperature 0, pipelined
     recorded   the same, replayed (a recorder stands in for CUDA graphs)
@@ -18,6 +19,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -145,11 +147,16 @@ class _Prompt:
 
 
 def measure(case: str, branches: int) -> dict[str, float]:
-    """Microseconds of a step with so many branches, and of its stages, the medians."""
+    """CPU microseconds of a step with so many branches, and of its stages, the medians."""
     sampling, changes = CASES[case]
-    reports: list[StepReport] = []
+    ends: list[float] = []  # of steps with all branches, on the engine's thread
+
+    def note(report: StepReport) -> None:
+        if report.num_decode_tokens == branches:
+            ends.append(time.thread_time())
+
     settings = LanguageSettings(kv_bytes=branches * 64 * 128, max_sequences=branches, **changes)  # type: ignore[arg-type]
-    engine = LanguageEngine(Nothing(), None, settings, reports.append)
+    engine = LanguageEngine(Nothing(), None, settings, note)
     spent = _timed(engine)
     engine.start()
     client = Client(engine, sampling, branches)
@@ -160,7 +167,7 @@ def measure(case: str, branches: int) -> dict[str, float]:
         engine.decode(job, client)
     client.wait()
     engine.stop()
-    whole = [report.seconds for report in reports if report.num_decode_tokens == branches]
+    whole = [end - begin for begin, end in pairwise(ends)]
     stages = {name: statistics.median(seconds[5:-5]) * 1e6 for name, seconds in spent.items() if len(seconds) > 20}
     return {"step": statistics.median(whole[5:]) * 1e6, **stages}
 
@@ -181,11 +188,11 @@ def _timed(engine: LanguageEngine) -> dict[str, list[float]]:
 
 def _noting(work: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
     def noted(*given: Any, **named: Any) -> Any:
-        began = time.perf_counter()
+        began = time.thread_time()
         try:
             return work(*given, **named)
         finally:
-            spent.append(time.perf_counter() - began)
+            spent.append(time.thread_time() - began)
 
     return noted
 

@@ -92,6 +92,7 @@ class Stepper:
         self._deliver = mailbox.deliver
         self._steps: deque[_Step] = deque()
         self._last_end = 0.0
+        self._longest = scheduler.limits.max_model_len
         self._on_step = on_step
 
     @property
@@ -230,16 +231,15 @@ class Stepper:
             self._prefills.finish(sequence.request_id, tokens, time.monotonic())
 
     def _extend(self, branch: DecodeSequence, drawn: Drawn) -> SinkEntry:
-        position, prompt_tokens = len(branch.tokens), branch.layout.num_tokens
-        token = self._token(branch.sampling, branch.choice, position, prompt_tokens, drawn)
+        position = len(branch.tokens)
+        token = self._token(branch.sampling, branch.choice, position, branch.prompt_tokens, drawn)
         branch.tokens.append(token.id)
         if token.finish_reason:
             self._scheduler.finish_branch(branch)
         return branch.request_id, branch.attempt, token
 
     def _token(self, sampling: Sampling, choice: int, position: int, prompt_tokens: int, drawn: Drawn) -> Token:
-        longest = self._scheduler.limits.max_model_len
-        reason = finish_reason(drawn.id, position, sampling, prompt_tokens, longest)
+        reason = finish_reason(drawn.id, position, sampling, prompt_tokens, self._longest)
         return Token(drawn.id, drawn.logprob, choice, position, reason, drawn.top)
 
     def _end_branch(self, branch: DecodeSequence, error: TriptychError) -> None:
