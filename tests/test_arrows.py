@@ -101,7 +101,8 @@ BY_NAME = {"import_module", "__import__"}
 LATE = {
     *("cli", "cluster.actors"),  # the chosen command's module; what a Ray actor loads in its own process
     # A worker's roles; the vision tower's half, and the modules of transformers; torch's compiler: seconds of a start.
-    *("cluster.roles", "models.loading", "models.qwen2_5_vl.decoders", "models.attention.sdpa_step"),
+    *("cluster.roles", "models.loading", "models.qwen2_5_vl.decoders"),
+    *("models.attention.sdpa_step", "models.attention.choice"),
 }
 THREADED = ("engine", "models", "transfer", "multimodal")
 LIVE_ROUTER = DEVICES | {"ray", "PIL"}

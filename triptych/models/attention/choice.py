@@ -1,6 +1,8 @@
 """Which implementation a decoder is given: by a trial, and where several pass, by a measurement."""
 
+import importlib
 import logging
+from typing import Any
 
 import torch
 
@@ -8,14 +10,6 @@ from triptych.errors import ConfigError
 from triptych.models.attention.base import Attention, AttentionShape
 from triptych.models.attention.sdpa import SdpaAttention
 from triptych.models.attention.trial import prompt_seconds, what_is_wrong
-
-try:
-    from triptych.models.attention.flash_infer import FlashInferAttention
-    from triptych.models.attention.paged import TritonAttention
-except ImportError as error:  # Triton comes with torch for GPUs alone
-    _why_no_triton: ImportError | None = error
-else:
-    _why_no_triton = None
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +76,11 @@ def make_attention(name: str, shape: AttentionShape, device: torch.device) -> At
     """An implementation by name, untried. Raises ImportError or ConfigError where what it needs is not there."""
     if name == "sdpa":
         return SdpaAttention(shape)
-    if _why_no_triton is not None:
-        raise _why_no_triton
+    # By name, and on a GPU alone: Triton comes with torch for those, and torch's varlen_attn loads its compiler along.
     if name == "flashinfer":
-        return FlashInferAttention(shape, device)
-    return TritonAttention(shape, device, varlen=name == "varlen")
+        optional: Any = importlib.import_module("triptych.models.attention.flash_infer")
+        made: Attention = optional.FlashInferAttention(shape, device)
+        return made
+    ours: Any = importlib.import_module("triptych.models.attention.paged")
+    attention: Attention = ours.TritonAttention(shape, device, varlen=name == "varlen")
+    return attention
