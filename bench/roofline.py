@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench/results"
 MODEL = "qwen2.5-vl-7b"
 PATCHES = {"patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2}
-CHUNK = 4096  # tokens of a prompt in one step, as bench/h200.toml has it
+CHUNK = 4096  # tokens of a prompt in one step, as bench/h200.toml has it where nobody decodes
 MOST_TOKENS = 262_144  # of KV at once: 14 GB
 DRY_STEPS = ((1, 40), (3, 20))
 
