@@ -106,8 +106,8 @@ def test_lists_and_combines_of_decode_compile() -> None:
 def test_prompts_are_multiplied_by_warp_groups(
     dtype: torch.dtype, kv: str | None, heads: int, kv_heads: int, head: int, paged: bool
 ) -> None:
-    if kv and not paged:
-        pytest.skip("the step's own rows are never in fp8")
+    if not paged and (kv or dtype != torch.bfloat16):
+        pytest.skip("rows of the step itself are never in fp8, and differ from pages in where they are alone")
     tuning, width = chunk_tuning(dtype), triton.next_power_of_2(head)
     constants = {"KV_HEADS": kv_heads, "GROUP": heads // kv_heads, "HEAD": head, "WIDTH": width, "PAGE": 16}
     constants |= {"ROWS": tuning.rows, "TILE": tuning.tile, "PAGED": paged, "PRECISION": precision(dtype)}
