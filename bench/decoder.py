@@ -100,12 +100,13 @@ def _milliseconds(run: Callable[[], Tensor], device: torch.device) -> float:
         began = time.thread_time()
         run()
         return (time.thread_time() - began) * 1e3
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    event: Any = torch.cuda.Event
+    first, last = (event(enable_timing=True) for _ in range(2))
     first.record()
     run()
     last.record()
     last.synchronize()
-    return first.elapsed_time(last)
+    return float(first.elapsed_time(last))
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

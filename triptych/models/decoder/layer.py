@@ -45,6 +45,8 @@ class Layer:
         weights, kernels = self.weights, self.kernels
         hidden, normed = kernels.add_norm(hidden, delta, weights.input_norm, self._epsilon)
         states = turn(self._number, weights.qkv(normed), weights.head_norm)
+        if asked is not None and not len(asked):
+            return hidden[:0], None
         attended = attention.attend(self._number, *states).view(len(hidden), -1)
         if asked is not None:
             hidden, attended = hidden.index_select(0, asked), attended.index_select(0, asked)
@@ -75,6 +77,8 @@ class HostLayer:
         if delta is not None:
             hidden = hidden + delta
         states = turn(self._number, self._qkv(self._normed(hidden)), self._head_norm)
+        if asked is not None and not len(asked):
+            return hidden[:0], None
         attended = attention.attend(self._number, *states).view(len(hidden), -1)
         if asked is not None:
             hidden, attended = hidden.index_select(0, asked), attended.index_select(0, asked)

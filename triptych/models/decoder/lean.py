@@ -60,7 +60,7 @@ class LeanDecoder:
         self.layers: Sequence[AnyLayer] = _layers(weights, geometry.epsilon, kernels, host)
         self.head = _head(weights.head, geometry.tied)
         # Whether a CUDA graph may record `decode`.
-        self.recordable = kernels.turn is not PlainTurn and self.attention(block_size).recordable
+        self.recordable = self.attention(block_size).recordable and kernels.turn is not PlainTurn
 
     def attention(self, block_size: int) -> Attention:
         """What attends over slabs with blocks of so many tokens; chosen once, which may wait for the device."""
@@ -75,7 +75,8 @@ class LeanDecoder:
                 kv_dtype=self.kv.dtype,
                 scale=self.heads.head_size**-0.5,
             )
-            self._attention[block_size] = choose_attention(shape, self.device, self._wanted_attention)
+            with self._current():
+                self._attention[block_size] = choose_attention(shape, self.device, self._wanted_attention)
         return self._attention[block_size]
 
     @torch.no_grad()
@@ -89,16 +90,22 @@ class LeanDecoder:
 
         kv_slab: as KVGeometry.slab_shape says, contiguous; whatever lies in it where nothing was written does no harm
         """
-        attention = self.attention(kv_slab.shape[3]).step(inputs, kv_slab)
-        turn = self._turn(inputs.positions, inputs.slots, kv_slab)
-        return self._run(embeddings, turn, attention, inputs.logits_at, inputs.deepstack)
+        with self._current():
+            attention = self.attention(kv_slab.shape[3]).step(inputs, kv_slab)
+            turn = self._turn(inputs.positions, inputs.slots, kv_slab)
+            return self._run(embeddings, turn, attention, inputs.logits_at, inputs.deepstack)
 
     @torch.no_grad()
     def decode(self, inputs: DecodeInputs, kv_slab: Tensor) -> Tensor:
         """As GraphLanguageModel.decode; see `recordable`."""
-        attention = self.attention(kv_slab.shape[3]).decode_step(inputs, kv_slab)
-        turn = self._turn(inputs.positions, inputs.slots, kv_slab)
-        return self._run(self.embed(inputs.token_ids), turn, attention, None, None)
+        with self._current():
+            attention = self.attention(kv_slab.shape[3]).decode_step(inputs, kv_slab)
+            turn = self._turn(inputs.positions, inputs.slots, kv_slab)
+            return self._run(self.embed(inputs.token_ids), turn, attention, None, None)
+
+    def _current(self) -> torch.cuda.device:
+        """Triton launches on the current device."""
+        return torch.cuda.device(self.device if self.device.type == "cuda" else -1)
 
     def _turn(self, positions: Tensor, slots: Tensor, kv_slab: Tensor) -> Turn:
         cos, sin = self.rope.angles(positions)
@@ -107,14 +114,14 @@ class LeanDecoder:
     def _run(
         self, hidden: Tensor, turn: Turn, attention: AttentionStep, asked: Tensor | None, deepstack: Tensor | None
     ) -> Tensor:
-        with torch.cuda.device(self.device if self.device.type == "cuda" else -1):  # Triton launches on the current one
-            delta: Tensor | None = None
-            last = len(self.layers) - 1
-            for number, layer in enumerate(self.layers):
-                hidden, delta = layer(hidden, delta, turn, attention, asked if number == last else None)
-                if deepstack is not None and number < len(deepstack):
-                    hidden, delta = _added(hidden, delta), deepstack[number]
-            return self._logits(hidden, delta)
+        delta: Tensor | None = None
+        last = len(self.layers) - 1
+        assert deepstack is None or len(deepstack) <= last, "behind the last layer there may be fewer tokens than rows"
+        for number, layer in enumerate(self.layers):
+            hidden, delta = layer(hidden, delta, turn, attention, asked if number == last else None)
+            if deepstack is not None and number < len(deepstack):
+                hidden, delta = _added(hidden, delta), deepstack[number]
+        return self._logits(hidden, delta)
 
     def _logits(self, hidden: Tensor, delta: Tensor | None) -> Tensor:
         if not len(hidden):
