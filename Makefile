@@ -5,7 +5,9 @@
 # make nightly     what takes a night: each process killed and stopped at each step 300 times, then the soak
 # make demo        start a server, ask about pictures in tests/data, show answers and where the time went
 # make bench       three tiers against one process, on this machine; writes bench/results/
+# make bench-peer  this machine's CPU: ours beside a peer (ARGS="--mmbench FILE --peer 'COMMAND {model} {port}'"); writes bench/results/
 # make bench-encoder  the vision tower of Qwen2.5-VL-7B against transformers', on the GPU of PYTHON; writes bench/results/
+# make bench-h200  the goals' table, on the H200 of PYTHON (ARGS="--mmbench PATH"; without a GPU: ARGS="--mmbench PATH --dry-run")
 # make bench-handoff  hand-offs of rows and KV between two processes on the GPU of PYTHON; writes bench/results/
 # make test-gpu    tests that need an NVIDIA GPU, with the PYTHON that has torch for it
 # make tiny-vl     make the embedded model on one NVIDIA GPU, from nothing or from where this command was stopped
@@ -21,7 +23,7 @@ STAMP  := $(VENV)/.installed
 FONTS  := font-caladea font-fredoka-one font-hanken-grotesk font-manrope font-source-sans-pro font-source-serif-pro matplotlib
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test soak nightly check demo bench bench-encoder bench-handoff test-gpu tiny-vl eval proto links clean
+.PHONY: help serve test soak nightly check demo bench bench-peer bench-encoder bench-h200 bench-handoff test-gpu tiny-vl eval proto links clean
 .DELETE_ON_ERROR:
 
 help:
@@ -62,8 +64,14 @@ demo: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m bench.three_tiers $(ARGS)
 
+bench-peer: $(STAMP)
+	$(BIN)/python -m bench.peer_cpu $(ARGS)
+
 bench-encoder:
 	$(PYTHON) -m bench.encoder $(ARGS)
+
+bench-h200:
+	PYTHON=$(PYTHON) bench/h200.sh $(ARGS)
 
 bench-handoff:
 	$(PYTHON) -m bench.handoff $(ARGS)

@@ -13,8 +13,9 @@ from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVi
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 
 from bench.encoder_work import Workload
+from triptych.engine.capture import CudaCapture, Recorder
 from triptych.engine.encoder_buckets import Bucket, choose
-from triptych.engine.encoder_graphs import BlockGraphs, CudaCapture, Recorder, buckets_for
+from triptych.engine.encoder_graphs import BlockGraphs, buckets_for
 from triptych.journey import Grid
 from triptych.models.pixels import PixelRule
 from triptych.models.qwen2_5_vl.lean_tower import LeanTower

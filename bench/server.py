@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import httpx
 
+_START_SECONDS = 590.0
 _HEALTH_SECONDS = 60.0
 _STOP_SECONDS = 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -23,12 +25,24 @@ class Server:
     """Up when the block begins, gone when it ends."""
 
     def __init__(
-        self, topology: str, model: str, flags: Sequence[str] = (), extra_body: Mapping[str, Any] = MappingProxyType({})
+        self,
+        topology: str,
+        model: str,
+        flags: Sequence[str] = (),
+        extra_body: Mapping[str, Any] = MappingProxyType({}),
+        environment: Mapping[str, str] = MappingProxyType({}),
+        log: Path | None = None,
     ) -> None:
-        """flags: more of `triptych serve`; extra_body: what every request to this server should carry."""
+        """flags: more of `triptych serve`; extra_body: what every request to this server should carry.
+
+        environment: on top of ours; log: where its standard error goes, lines of progress among them
+        """
         self.topology = topology
         self.extra_body = extra_body
         self.url = ""
+        self.seconds_to_ready = 0.0  # from the command to the first healthy answer
+        self._environment = environment
+        self._log_path = log
         self._command = [
             sys.executable,
             "-m",
@@ -43,9 +57,10 @@ class Server:
         ]
 
     def __enter__(self) -> "Server":
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+") if self._log_path is None else self._log_path.open("w+")
         # A Ray of its own: it must not go away with another server's.
-        environment = os.environ | {"TRIPTYCH_SERVE_RAY": "local"}
+        environment = os.environ | {"TRIPTYCH_SERVE_RAY": "local"} | dict(self._environment)
+        began = time.monotonic()
         self._process = subprocess.Popen(
             self._command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment
         )
@@ -54,6 +69,7 @@ class Server:
         except BaseException:
             self.__exit__()
             raise
+        self.seconds_to_ready = time.monotonic() - began
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,19 +84,34 @@ class Server:
 
     def _wait_ready(self) -> None:
         assert self._process.stdout is not None
+        late = threading.Timer(_START_SECONDS, self._process.terminate)  # ends the loop below, and with it the wait
+        late.daemon = True
+        late.start()
         for line in self._process.stdout:
             found = re.search(r"(http://\S+?)/v1", line)
             if found:
                 self.url = found[1]
+                late.cancel()
                 break
         else:
-            self._log.seek(0)
-            raise RuntimeError(f"`triptych serve --topology {self.topology}` ended:\n{self._log.read()[-2000:]}")
+            late.cancel()
+            raise RuntimeError(f"`triptych serve --topology {self.topology}` ended:\n{self.log_tail(2000)}")
         deadline = time.monotonic() + _HEALTH_SECONDS
         while httpx.get(f"{self.url}/health", trust_env=False).status_code != httpx.codes.OK:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.topology} is not healthy after {_HEALTH_SECONDS:g} s")
             time.sleep(0.1)
+
+    @property
+    def pid(self) -> int:
+        """Of the command; workers and router are below it."""
+        return self._process.pid
+
+    def log_tail(self, characters: int = 4000) -> str:
+        """The end of what it has written to its standard error."""
+        # Not by seeking: the place in the file is shared with those who write.
+        number = self._log.fileno()
+        return os.pread(number, os.fstat(number).st_size, 0).decode(errors="replace")[-characters:]
 
     def router_cpu_seconds(self) -> float:
         """CPU time of the router's process so far, all its threads."""

@@ -24,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     settings = load_settings(options.config, flags=flags)
     logging.basicConfig(level=settings.router.log_level.upper(), format="%(asctime)s %(name)s %(message)s")
-    card = load_card(settings.serve.model, settings.serve.dtype, print)
+    serve = settings.serve
+    card = load_card(serve.model, serve.dtype, print, serve.load_format, settings.language.precision)
     workers = [KnownWorker(address, Endpoint(address, incarnation=0)) for address in options.worker]
     server = RouterServer(settings, card, workers)
     port = server.start()

@@ -89,7 +89,7 @@ class EmbeddingsAdmin:
         if not limits.api_key:
             raise Unauthorized("there are no admin routes without a key; set router.api_key")
         with self._router.budget.holding() as of_body:
-            return await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, of_body)
+            return (await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, of_body)).data
 
     def _encoders(self) -> list[WorkerLink]:
         links = [link for link in self._router.fleet.links if link.takes(Role.ENCODE)]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from triptych import wire
 from triptych.errors import TriptychError
-from triptych.journey import Role, Stage
+from triptych.journey import Role
 from triptych.pb import common_pb2, prefill_pb2
 from triptych.router.decode_stage import DecodeStage
 from triptych.router.encode_stage import EncodeStage
@@ -20,6 +20,7 @@ from triptych.router.link import WorkerLink
 from triptych.router.prefill_stage import PrefillStage
 from triptych.router.stage_tools import StageTools
 from triptych.router.tasks import first_of
+from triptych.stages import Stage
 
 Result = TypeVar("Result")
 

@@ -45,6 +45,7 @@ class Choices:
         self._num_tokens = [0 for _ in branches]
         self._finished = [False for _ in branches]
         self._wants_logprobs = wants_logprobs
+        self._min_tokens = request.prepared.sampling.min_tokens
         self._fed_at = 0.0
 
     @property
@@ -55,6 +56,10 @@ class Choices:
     def feed(self, tokens: Sequence[Token]) -> list[Delta]:
         """One delta per choice that has new tokens, in order of their first token."""
         self._observe_pace()
+        if len(tokens) == 1 and not self._finished[tokens[0].choice]:  # nearly always
+            delta = Delta(tokens[0].choice)
+            self._add(tokens[0], delta)
+            return [delta]
         deltas: dict[int, Delta] = {}
         for token in tokens:
             if not self._finished[token.choice]:
@@ -71,7 +76,7 @@ class Choices:
         text = "" if token.finish_reason == "stop" else stream.feed(token.id)  # an end token is not part of the text
         if token.finish_reason:
             text += stream.flush()
-        if self._num_tokens[token.choice] <= self._request.prepared.sampling.min_tokens and not token.finish_reason:
+        if delta.num_tokens <= self._min_tokens and not token.finish_reason:
             delta.text += text  # too early for a stop string
             return
         delta.text += scanner.feed(text)

@@ -7,9 +7,15 @@ import string
 
 from triptych.errors import InvalidMedia, MediaTooLarge
 
+try:
+    import pybase64  # thirty times as fast: what it refuses, the standard library refuses too, or knows better
+except ImportError:
+    pybase64 = None
+
 _HEADER = re.compile(r"data:(?P<type>[^;,]*)(?P<parameters>(?:;[^;,]*)*),", re.IGNORECASE)
 _LONGEST_HEADER = 256
 _SLICE_CHARACTERS = 1 << 20  # a multiple of 4; the interpreter is held no longer than one slice takes
+_FAST_CHARACTERS = 16 << 20  # what the fast decoder does in a millisecond
 _NO_WHITESPACE = str.maketrans("", "", string.whitespace)
 
 
@@ -20,6 +26,10 @@ def is_data_uri(url: str) -> bool:
 async def read_data_uri(url: str, max_bytes: int) -> bytes:
     """The bytes of an image. Raises InvalidMedia for another form or bad base64, MediaTooLarge."""
     begin = _check_header(url)
+    data = _decode_fast(url, begin) if len(url) < _FAST_CHARACTERS else None
+    if data is not None:
+        _check_size(len(data), max_bytes)
+        return data
     if len(url) < _SLICE_CHARACTERS:
         return _decode(url, begin, max_bytes)
     return await asyncio.to_thread(_decode, url, begin, max_bytes)
@@ -35,6 +45,17 @@ def _check_header(url: str) -> int:
     if not header["parameters"].lower().endswith(";base64"):
         raise _invalid("the data URI is not in base64")
     return header.end()
+
+
+def _decode_fast(url: str, begin: int) -> bytes | None:
+    """None where it takes the slow decoder to say what is wrong, or that nothing is."""
+    if pybase64 is None:
+        return None
+    try:
+        data: bytes = pybase64.b64decode(url[begin:], validate=True)
+    except ValueError:
+        return None
+    return data
 
 
 def _decode(url: str, begin: int, max_bytes: int) -> bytes:
@@ -65,10 +86,14 @@ def _decode_strictly(text: str, begin: int, max_bytes: int) -> bytes:
         if not is_last and len(piece) * 4 != len(characters) * 3:
             raise binascii.Error("padding before the end")
         num_bytes += len(piece)
-        if num_bytes > max_bytes:
-            raise MediaTooLarge(f"the image has more than {max_bytes} bytes")
+        _check_size(num_bytes, max_bytes)
         pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _check_size(num_bytes: int, max_bytes: int) -> None:
+    if num_bytes > max_bytes:
+        raise MediaTooLarge(f"the image has more than {max_bytes} bytes")
 
 
 def _invalid(message: str) -> InvalidMedia:

@@ -34,7 +34,7 @@ class DecodeStage:
 
     @classmethod
     async def reserve(cls, tools: StageTools, link: WorkerLink) -> Self:
-        """Blocks for the worst case, all or nothing; waits in order while the worker is full."""
+        """Blocks to begin with, all or nothing; waits in order while the worker is full."""
         tokens = tools.prompt_tokens + tools.request.prepared.branches * tools.tokens_to_come
         booking = link.bookings[Role.DECODE].add(tokens / max(1, link.status.block_size))
         tools.used.add(link)
@@ -83,6 +83,10 @@ class DecodeStage:
         except TriptychError as error:
             self.failed(error)
 
+    def waiting(self) -> None:
+        """From the token feed."""
+        self._tools.request.touch()
+
     def failed(self, error: TriptychError) -> None:
         """From the token feed."""
         if not self._trouble.done():
@@ -96,7 +100,7 @@ class DecodeStage:
         prepared = self._tools.request.prepared
         return decode_pb2.DecodeStart(
             envelope=self._tools.envelope(self.link),
-            layout=wire.layout_to_pb(prepared.layout),
+            layout=self._tools.request.layout_message,
             sampling=wire.sampling_to_pb(prepared.sampling),
             branches=prepared.branches,
             generated=self._tools.generated,
@@ -112,9 +116,10 @@ async def _reserve(tools: StageTools, link: WorkerLink) -> int:
         max_tokens=tools.tokens_to_come,
         branches=prepared.branches,
         lease_ms=tools.lease_ms,
-        layout=wire.layout_to_pb(prepared.layout),
+        layout=tools.request.layout_message,
         cache_salt=prepared.cache_salt,
         generated=tools.generated,
+        priority=prepared.priority,
     )
     with worker_errors():
         reply = await link.calls.reserve(request, timeout=tools.seconds_left())

@@ -90,9 +90,10 @@ class EncodeStage:
     async def _send(self, link: WorkerLink, outbox: Outbox[encoder_pb2.EncodeRequest], share: Sequence[Item]) -> None:
         shelf, by_memfd = self._tools.shelf, link.media_by_memfd
         indexes = sorted({item.media for item in share})
+        told = self._tools.request.layout_message.items
         start = encoder_pb2.EncodeStart(
             envelope=self._tools.envelope(link),
-            items=[wire.item_to_pb(item) for item in share],
+            items=[told[item.index] for item in share],
             media=[await shelf.source(index, by_memfd) for index in indexes],
             lease_ms=self._tools.lease_ms,
         )

@@ -1,7 +1,7 @@
 """Errors as HTTP tells them: always `{"error": {message, type, param, code}}`."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triptych.errors import (
@@ -44,6 +44,15 @@ def error_headers(error: TriptychError) -> Mapping[str, str]:
     if error.http_status in (429, 503):
         return {"retry-after": str(RETRY_AFTER_SECONDS)}
     return {}
+
+
+def name_image(error: TriptychError, params: Sequence[str]) -> None:
+    """Tells an error about an item which field of the request the item came from.
+
+    params: dotted path of each item's image
+    """
+    if error.item_index is not None and error.item_index < len(params):
+        error.param = error.param or params[error.item_index]
 
 
 def log_failure(request_id: str, error: TriptychError) -> None:

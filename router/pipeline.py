@@ -6,8 +6,8 @@ import logging
 import time
 
 from triptych.config import RouterSettings
-from triptych.errors import InternalError, TriptychError
-from triptych.journey import Role, Stage
+from triptych.errors import InternalError, Preempted, TriptychError
+from triptych.journey import Role
 from triptych.metrics import RouterMetrics
 from triptych.router.attempt import Attempt
 from triptych.router.claims import ClaimKeeper
@@ -18,6 +18,7 @@ from triptych.router.request import Request
 from triptych.router.retries import Retries, RetryBudget
 from triptych.router.stage_tools import StageTools
 from triptych.router.tasks import Background, all_or_first_error
+from triptych.stages import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -84,12 +85,13 @@ class Pipeline:
             tidying = self._tidy(tools)
             if request.all_finished.is_set():
                 return  # the client has all it asked for; what broke behind it is nobody's loss
-            if not _may_go_on(request, attempt.blamed, error, retries):
+            if not _may_go_on(request, attempt.blamed, error, retries, tools.num_generated):
                 raise error
-            logger.warning("request %s: attempt %d failed, trying again: %s", request.id.hex(), number, error)
+            level = logging.INFO if isinstance(error, Preempted) else logging.WARNING
+            logger.log(level, "request %s: attempt %d failed, trying again: %s", request.id.hex(), number, error)
             await asyncio.wait({tidying})  # workers must have let go before they are asked again
-            if attempt.failed_at is not None:
-                avoid.add(attempt.failed_at)
+            if attempt.failed_at is not None and not isinstance(error, Preempted):
+                avoid.add(attempt.failed_at)  # one that is full is no worse than others, and keeps the request's place
 
     async def _once(self, attempt: Attempt, tools: StageTools) -> TriptychError | None:
         """What the attempt failed with; None where it did not."""
@@ -110,8 +112,12 @@ class Pipeline:
         return self._background.start(all_or_first_error(link.cancel(request_id, number) for link in tools.used))
 
 
-def _may_go_on(request: Request, blamed: Role | None, error: TriptychError, retries: Retries) -> bool:
-    """Whether another attempt can continue where this one ended, and is worth it."""
+def _may_go_on(
+    request: Request, blamed: Role | None, error: TriptychError, retries: Retries, num_generated: int
+) -> bool:
+    """Whether another attempt can continue where this one, begun behind so many tokens, has ended, and is worth it."""
     if request.has_tokens and request.prepared.branches > 1:
         return False  # several choices would have to be continued from one prompt each
+    if isinstance(error, Preempted) and len(request.generated[0]) > num_generated:
+        return True  # nothing was wrong, so no retry is spent; each time it is a token nearer to its end
     return blamed in (Role.PREFILL, Role.DECODE) and retries.allow(blamed, error)

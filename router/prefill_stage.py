@@ -95,7 +95,7 @@ class PrefillStage:
         prepared = self._tools.request.prepared
         return prefill_pb2.PrefillStart(
             envelope=self._tools.envelope(self.link),
-            layout=wire.layout_to_pb(prepared.layout),
+            layout=self._tools.request.layout_message,
             sampling=wire.sampling_to_pb(prepared.sampling),
             branches=prepared.branches,
             decode_follows=decode_follows,

@@ -83,6 +83,7 @@ class Preparer:
             branches=chat.request.n or 1,
             image_params=tuple(picture.part.param for picture in pictures),
             cache_salt=terms.cache_salt,
+            priority=chat.request.priority or 0,
         )
 
     async def _runs(self, messages: Sequence[Message]) -> list[tuple[int, ...]]:

@@ -1,14 +1,21 @@
 """One call's journey: where it stands, what it has produced, how long it may take."""
 
 import asyncio
+import functools
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from triptych import wire
 from triptych.errors import DeadlineExceeded, InternalError, TriptychError
-from triptych.journey import Layout, Media, RequestId, Sampling, Stage, Token, check_move
+from triptych.journey import Layout, Media, RequestId, Token
+from triptych.pb import common_pb2
 from triptych.router.timeline import Timeline
+from triptych.sampling import Sampling
+from triptych.stages import Stage, check_move
+
+_ENDS = (Stage.FINISHED, Stage.FAILED, Stage.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,10 +28,15 @@ class Prepared:
     branches: int  # n
     image_params: tuple[str, ...]  # by item: dotted path of the image in the client's JSON
     cache_salt: bytes = b""  # rows and KV are shared only between requests of the same salt
+    priority: int = 0  # lower is served first where KV blocks are short
 
 
 class Request:
-    """Owned by one task of the pipeline, which moves it; one reader takes its tokens."""
+    """Owned by one task of the pipeline, which moves it; one reader takes its tokens.
+
+    The reader either waits for them in a task of its own (`receive`) or is called when there are some (`listen`, then
+    `take`): at sixteen streams and a step every few milliseconds, waking a task for each is what costs most.
+    """
 
     def __init__(self, request_id: RequestId, prepared: Prepared, timeline: Timeline) -> None:
         self.id = request_id
@@ -35,9 +47,11 @@ class Request:
         self.cached_tokens = 0  # prompt tokens whose KV was there already
         self.stopped_early = False  # the reader has seen enough of a choice that its worker still continues
         self.all_finished = asyncio.Event()
+        self._begun = False  # the first tokens have come
         self._finished = [False] * prepared.branches
         self._unread: list[Token] = []
         self._news = asyncio.Event()
+        self._heard: Callable[[], None] | None = None
         self._error: TriptychError | None = None
         self._touched_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
@@ -52,6 +66,11 @@ class Request:
         """Something of this request has moved on."""
         self._touched_at = time.monotonic()
 
+    @functools.cached_property
+    def layout_message(self) -> common_pb2.Layout:
+        """The layout as every tier is told it; nobody changes it."""
+        return wire.layout_to_pb(self.prepared.layout)
+
     @property
     def has_tokens(self) -> bool:
         return any(self.generated)
@@ -59,7 +78,8 @@ class Request:
     def deliver(self, tokens: Sequence[Token]) -> None:
         """Hands tokens to the reader. Raises InternalError for a token that is missing or comes twice."""
         self.touch()
-        if tokens and not self.has_tokens:
+        if not self._begun and tokens:
+            self._begun = True
             self.timeline.add("first_token", self.timeline.since_start())
         for token in tokens:
             if not 0 <= token.choice < len(self.generated):
@@ -75,7 +95,7 @@ class Request:
             self._unread.append(token)
             if token.finish_reason:
                 self._finish(token.choice)
-        self._news.set()
+        self._tell()
 
     def stop_choice(self, choice: int) -> None:
         """For the reader: no more tokens of this choice are wanted."""
@@ -92,17 +112,35 @@ class Request:
         """The last move; the reader gets what is unread, then the error or the end."""
         self.move(stage)
         self._error = error
-        self._news.set()
+        self._tell()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.stage in _ENDS
 
     async def receive(self) -> list[Token]:
         """The tokens since the last call, at least one; empty at the end. Raises what ended the request early."""
-        while not self._unread and self.stage not in (Stage.FINISHED, Stage.FAILED, Stage.CANCELLED):
+        while not self._unread and not self.has_ended:
             self._news.clear()
             await self._news.wait()
+        return self.take()
+
+    def listen(self, heard: Callable[[], None]) -> None:
+        """From now on `heard` is called, on the event loop, whenever there are tokens or the end; it must not raise."""
+        self._heard = heard
+
+    def take(self) -> list[Token]:
+        """The tokens since the last call, maybe none. Raises what ended the request early, behind its last tokens."""
         tokens, self._unread = self._unread, []
         if not tokens and self._error is not None:
             raise self._error
         return tokens
+
+    def _tell(self) -> None:
+        if self._heard is not None:
+            self._heard()
+        else:
+            self._news.set()
 
     @asynccontextmanager
     async def time_limits(self, whole_seconds: float, stage_seconds: float) -> AsyncIterator[None]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from triptych.errors import ContextTooLong, InvalidRequest
-from triptych.journey import LARGEST_BIAS, Sampling
 from triptych.models.card import ModelCard
 from triptych.router.schema import ChatRequest
+from triptych.sampling import LARGEST_BIAS, Sampling
 
 # Less is greedy: no checkpoint's own default lies below, and no difference of logits is lost above.
 LEAST_TEMPERATURE = 1e-7

@@ -15,8 +15,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from triptych.errors import InvalidRequest
-from triptych.journey import LARGEST_REPETITION_PENALTY, LEAST_REPETITION_PENALTY, MOST_BRANCHES, MOST_TOP_LOGPROBS
 from triptych.router.messages import MOST_PARTS, Message, read_messages
+from triptych.sampling import LARGEST_REPETITION_PENALTY, LEAST_REPETITION_PENALTY, MOST_BRANCHES, MOST_TOP_LOGPROBS
 
 MOST_STOPS = 16
 MOST_BIASES = 1024
@@ -74,6 +74,7 @@ class ChatRequest(BaseModel):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     return_token_ids: StrictBool | None = None
+    priority: Annotated[Whole | None, Field(ge=-(1 << 31), lt=1 << 31)] = None
     tools: Any = None
     tool_choice: Any = None
 

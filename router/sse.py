@@ -7,12 +7,14 @@ the only form that every client takes for a failure.
 
 import json
 from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from triptych.router.choices import Delta
 from triptych.router.completion import CompletionHead, logprobs_of
 
 DONE = b"data: [DONE]\n\n"
+_PLAIN_END = '}, "logprobs": null, "finish_reason": null}]}\n\n'
 
 
 class ChunkWriter:
@@ -27,21 +29,29 @@ class ChunkWriter:
         if token_ids:
             self._first_begin += f'"prompt_token_ids": {json.dumps(list(prompt_token_ids))}, '
         self._token_ids = token_ids
+        self._plain = [
+            f'{self._begin}"choices": [{{"index": {index}, "delta": {{"content": ' for index in range(branches)
+        ]
         self._has_role = [False] * branches
         self._pending: list[list[dict[str, Any]]] = [[] for _ in range(branches)]  # logprobs of text held back
 
     def frames(self, delta: Delta, usage: Mapping[str, Any] | None = None) -> str:
         """What a delta adds to the stream: role, content, finish, as far as it has them."""
+        pending = self._pending[delta.index]
+        if self._has_role[delta.index] and not (
+            self._token_ids or usage or pending or delta.logprobs or delta.finish_reason
+        ):
+            return f"{self._plain[delta.index]}{encode_basestring_ascii(delta.text)}{_PLAIN_END}"
         frames = ""
         if not self._has_role[delta.index]:
             self._has_role[delta.index] = True
             frames += self._frame(delta, '{"role": "assistant", "content": ""}', usage, begin=self._first_begin)
             self._first_begin = self._begin
-        self._pending[delta.index] += delta.logprobs
+        pending += delta.logprobs
         # A token without text (half a character, a special one, text held back for a stop string) is told as well:
         # clients take the time of each token from its chunk.
         if delta.text or not delta.finish_reason:
-            content = f'{{"content": {json.dumps(delta.text)}}}'
+            content = f'{{"content": {encode_basestring_ascii(delta.text)}}}'
             frames += self._frame(delta, content, usage, self._take_logprobs(delta.index), delta.token_ids)
             delta.token_ids = []
         if delta.finish_reason:

@@ -21,6 +21,9 @@ class TokenSink(Protocol):
 
     def tokens(self, tokens: Sequence[Token]) -> None: ...
 
+    def waiting(self) -> None:
+        """The worker needs its blocks for others, and will go on with it."""
+
     def failed(self, error: TriptychError) -> None: ...
 
 
@@ -82,6 +85,8 @@ class TokenFeed:
             return  # cancelled, or of an attempt that has been given up
         if sequence.tokens:
             sink.tokens([wire.token_from_pb(token) for token in sequence.tokens])
+        elif not sequence.HasField("failure"):
+            sink.waiting()
         if sequence.HasField("failure"):
             self.unsubscribe(sequence.request_id, sequence.attempt)
             sink.failed(wire.error_from_failure(sequence.failure))

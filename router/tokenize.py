@@ -23,7 +23,7 @@ async def tokenize(http: HTTPRequest, router: Router) -> dict[str, Any]:
     limits, run = router.settings.router, asyncio.get_running_loop().run_in_executor
     with router.budget.holding() as holding:
         body = await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, holding)
-        prompt = await run(router.threads.texts, _prompt, body)
+        prompt = await run(router.threads.texts, _prompt, body.data)
         del body
         most = router.fleet.max_model_len(router.card.max_model_len)
         _check_length(router.prompts.fewest_tokens(len(prompt)), most, "at least ")  # before seconds are spent

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import torch
@@ -19,6 +20,7 @@ from triptych.journey import Endpoint, Role
 from triptych.models.card import load_card, resolve_dtype
 from triptych.pb import worker_pb2_grpc
 from triptych.services.guard import Door
+from triptych.services.profiling import Profiler
 from triptych.services.site import Language, RoleWorker, Site
 from triptych.services.worker_service import WorkerService
 from triptych.transfer.faults import Faults
@@ -45,6 +47,7 @@ class Placement:
     bind_host: str = "127.0.0.1"
     port: int = 0  # 0: any free one
     device: str = "auto"
+    device_share: float = 1.0  # of its GPU, among the workers placed there
 
 
 class WorkerHost:
@@ -68,6 +71,7 @@ class WorkerHost:
         self._nixl: NixlAgent | None = None
         self._notices: NoticeTaker | None = None
         self._staging: Staging | None = None
+        self._profiler: Profiler | None = None
         self._server: grpc.aio.Server | None = None
         self._lock = threading.Lock()
         self._stopped = False
@@ -97,6 +101,8 @@ class WorkerHost:
             self._notices.stop()
         if self._staging is not None:
             self._staging.stop()
+        if self._profiler is not None:
+            self._profiler.stop()
         if self._nixl is not None:
             self._nixl.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -118,9 +124,11 @@ class WorkerHost:
     def _build(self, owner: Endpoint, server: grpc.aio.Server) -> Site:
         began = time.monotonic()
         faults = Faults.allowed(self._settings.transfer.faults, self._placement.roles)
-        torch.set_num_threads(self._settings.serve.cpu_threads or default_cpu_threads(self._placement.roles))
+        torch.set_num_threads(self._settings.serve.cpu_threads or os.cpu_count() or 1)
         device = choose_device(self._placement.device)
-        card = load_card(self._settings.serve.model, self._settings.serve.dtype)
+        serve = self._settings.serve
+        precision = self._settings.language.precision
+        card = load_card(serve.model, serve.dtype, load_format=serve.load_format, precision=precision)
         site = Site(
             worker_id=self._placement.worker_id,
             owner=owner,
@@ -131,6 +139,8 @@ class WorkerHost:
             door=Door(owner.incarnation, card.fingerprint, _LEASES * self._settings.transfer.lease_seconds),
             faults=faults,
             nixl=start_nixl(self._settings.transfer, device),
+            roles=self._placement.roles,
+            device_share=self._placement.device_share,
         )
         self._nixl = site.nixl  # whatever fails from here on, `stop` closes it
         if self._placement.roles & {Role.PREFILL, Role.DECODE}:
@@ -145,21 +155,15 @@ class WorkerHost:
             self._notices = NoticeTaker(site.nixl, site.leases)
         self._sweeper = Sweeper([site.leases], self._settings.transfer.sweep_interval_seconds)
         self._sweeper.start()
+        if self._settings.serve.profile_folder:
+            folder = Path(self._settings.serve.profile_folder)
+            self._profiler = Profiler(folder, self._placement.worker_id, device)
         log.info(
             "worker %s (%s) ready on %s in %.1f s",
             *(self._placement.worker_id, ", ".join(sorted(self._placement.roles)), device),
             time.monotonic() - began,
         )
         return site
-
-
-def default_cpu_threads(roles: frozenset[Role]) -> int:
-    """Every core for towers and prompts, whose matrices are large; half for a worker that decodes, step by small step.
-
-    On two cores, 2 threads instead of 1 gave image-heavy loads 1.3 to 1.4 times the rate, and cost decode a tenth.
-    """
-    cores = os.cpu_count() or 1
-    return max(1, cores // 2) if Role.DECODE in roles else cores
 
 
 def choose_device(name: str) -> torch.device:

@@ -213,6 +213,7 @@ def kv_format_from_pb(message: pb.KVFormat) -> KVFormat:
         dtype=message.dtype,
         first_head=message.first_head,
         total_heads=message.total_heads,
+        scaling=message.scaling,
     )
 
 

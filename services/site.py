@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -18,6 +18,7 @@ from triptych.models.base import KVGeometry
 from triptych.models.card import ModelCard
 from triptych.models.loading import load_language
 from triptych.services.guard import Door
+from triptych.services.memory_plan import kv_bytes
 from triptych.services.neighbour_watch import NeighbourWatch
 from triptych.services.peers import Peers
 from triptych.transfer.arena import ArenaInfo
@@ -58,6 +59,8 @@ class Site:
     figures: TransferFigures = field(default_factory=TransferFigures)
     nixl: NixlAgent | None = None
     staging: Staging | None = None
+    roles: frozenset[Role] = frozenset()  # of this process
+    device_share: float = 1.0  # of its GPU, among the workers placed there
 
     def add_slab(self, kind: str, arena_id: int, unit_bytes: int, num_units: int, asked_by: str) -> Slab:
         """asked_by: the setting that makes it so large. Raises ConfigError, naming it, if there is no such memory."""
@@ -128,13 +131,14 @@ class Language:
 
     def __init__(self, site: Site) -> None:
         settings = site.settings.language
-        self.model = load_language(site.card, site.device, site.settings.serve.dtype)
+        if Role.DECODE not in site.roles:
+            settings = replace(settings, graphs="off")  # to record decoding takes seconds, and nothing is decoded here
+        self.model = load_language(site.card, site.device, site.settings.serve.dtype, settings)
         block_bytes = self.model.kv.block_bytes(settings.block_size)
-        num_blocks = settings.kv_bytes // block_bytes
+        num_bytes = kv_bytes(site.settings, site.roles, site.device_share, site.device)
+        num_blocks = num_bytes // block_bytes
         if num_blocks < 2:
-            raise ConfigError(
-                f"language.kv_bytes is {settings.kv_bytes}, expected at least {2 * block_bytes} (two blocks)"
-            )
+            raise ConfigError(f"language.kv_bytes is {num_bytes}, expected at least {2 * block_bytes} (two blocks)")
         self.slab = site.add_slab("kv", KV_ARENA, block_bytes, num_blocks, asked_by="language.kv_bytes")
         self.format = kv_format(self.model.kv, settings.block_size)
         self.layout = self.format.digest
@@ -212,7 +216,8 @@ class Language:
 
 def kv_format(kv: KVGeometry, block_size: int) -> KVFormat:
     """How a model's KV lies in blocks of a worker that has all its heads."""
-    return KVFormat(kv.layers, block_size, kv.kv_heads, kv.head_size, str(kv.dtype).removeprefix("torch."))
+    dtype = str(kv.dtype).removeprefix("torch.")
+    return KVFormat(kv.layers, block_size, kv.kv_heads, kv.head_size, dtype, scaling=kv.scaling)
 
 
 def merge_gauges(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

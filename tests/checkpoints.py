@@ -9,14 +9,14 @@ from pathlib import Path
 import tokenizers
 import transformers
 
-from tools import make_random_checkpoint
+from tools import folder_parts, make_random_checkpoint
 
 EMBEDDED = Path(__file__).resolve().parent.parent / "triptych/models/tiny_vl"
 
 
 def random_checkpoint(seed: int = 0) -> Path:
     """The folder of the random checkpoint of this seed; made on first use, shared by all tests: do not write to it."""
-    source = Path(make_random_checkpoint.__file__).read_bytes()
+    source = b"".join(Path(str(each.__file__)).read_bytes() for each in (make_random_checkpoint, folder_parts))
     versions = f"{tokenizers.__version__} {transformers.__version__}".encode()
     key = hashlib.sha256(source + versions).hexdigest()[:16]
     shelf = Path(tempfile.gettempdir()) / f"triptych-checkpoints-{os.getuid()}"

@@ -110,7 +110,9 @@ class ProcessCluster:
             config, log = (folder / f"{worker_id}.{kind}" for kind in ("toml", "log"))
             config.write_text(toml_of(_joined(tables, *(own[role] for role in sorted(roles) if role in own))))
             self._processes.append(WorkerProcess(worker_id, roles, settings, config, log, module, environment))
-        self.router = RouterServer(settings, load_card(settings.serve.model, settings.serve.dtype))
+        precision = settings.language.precision
+        card = load_card(settings.serve.model, settings.serve.dtype, precision=precision)
+        self.router = RouterServer(settings, card)
         try:
             self.workers = [process.wait_ready() for process in self._processes]
             self.url = f"http://127.0.0.1:{self.router.start()}"

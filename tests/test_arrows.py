@@ -12,14 +12,17 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"triptych": ROOT / "triptych", "triptych.services": ROOT / "services", "triptych.router": ROOT / "router"}
 
-NOUNS = {"journey", "errors"}
+NOUNS = {"journey", "sampling", "stages", "dtypes", "errors"}
 BASE = NOUNS | {"config", "metrics", "multimodal"}
 TIER = BASE | {"models", "transfer", "engine", "wire", "pb"}
 
 # Room -> rooms it may import. A dotted name is one module or folder of a room.
 ARROWS: Mapping[str, set[str]] = {
     "errors": set(),
-    "journey": {"errors"},
+    "dtypes": {"errors"},
+    "journey": {"errors", "dtypes"},
+    "sampling": {"errors"},
+    "stages": {"errors"},
     "config": NOUNS,
     "metrics": NOUNS,
     "pb": set(),
@@ -44,7 +47,10 @@ FRAMEWORKS = {"grpc", "fastapi", "starlette", "uvicorn", "ray"}
 DEVICES = {"torch", "torchvision", "transformers", "triton", "cuda"}
 # Room -> packages it must not import.
 BANNED: Mapping[str, set[str]] = {
+    "dtypes": FRAMEWORKS | DEVICES | {"PIL", "numpy"},
     "journey": FRAMEWORKS | DEVICES | {"PIL"},
+    "sampling": FRAMEWORKS | DEVICES | {"PIL"},
+    "stages": FRAMEWORKS | DEVICES | {"PIL", "numpy"},
     "errors": FRAMEWORKS | DEVICES | {"PIL", "numpy"},
     "config": FRAMEWORKS | DEVICES | {"PIL"},
     "metrics": FRAMEWORKS | DEVICES | {"PIL"},
@@ -92,7 +98,12 @@ WITHOUT_TORCH = (
 ONLY_PILLOW = "multimodal.canonical"
 OPTIONAL_HARDWARE = {"cuda", "triton", "nixl_cu13", "flashinfer", "pynvml"}
 BY_NAME = {"import_module", "__import__"}
-LATE = {"cli", "cluster.actors"}  # the chosen command's module; what a Ray actor loads in its own process
+LATE = {
+    *("cli", "cluster.actors"),  # the chosen command's module; what a Ray actor loads in its own process
+    # A worker's roles; the vision tower's half, and the modules of transformers; torch's compiler: seconds of a start.
+    *("cluster.roles", "models.loading", "models.qwen2_5_vl.decoders"),
+    *("models.attention.sdpa_step", "models.attention.choice"),
+}
 THREADED = ("engine", "models", "transfer", "multimodal")
 LIVE_ROUTER = DEVICES | {"ray", "PIL"}
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from triptych.config import RouterSettings, ServeSettings, TransferSettings
+from triptych.config import RouterSettings, ServeSettings, TransferSettings, load_settings
 from triptych.errors import ConfigError
 
 
@@ -42,3 +42,9 @@ def test_no_transport_at_all_is_refused() -> None:
 def test_a_window_without_two_halves_is_refused(num_bytes: int) -> None:
     with pytest.raises(ConfigError, match=rf"nixl_window_bytes is {num_bytes}, expected 0 \(the default\) or at"):
         TransferSettings(nixl_window_bytes=num_bytes)
+
+
+@pytest.mark.parametrize("name", ["weights", "kv_dtype"])
+def test_a_precision_that_is_not_known_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"language\.{name} is 'int4', expected one of auto, fp8"):
+        load_settings(environment={}, flags={f"language.{name}": "int4"})

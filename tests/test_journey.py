@@ -8,8 +8,8 @@ import pytest
 
 from triptych import wire
 from triptych.errors import InvalidRecord
-from triptych.journey import MOST_TOP_LOGPROBS, Sampling
 from triptych.pb import common_pb2
+from triptych.sampling import MOST_TOP_LOGPROBS, Sampling
 
 NUMBERS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "top_logprobs"),

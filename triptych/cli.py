@@ -57,6 +57,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one (default: 8000)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--load-format", choices=("auto", "dummy"), help="dummy: random weights, for measuring")
     parser.add_argument("--config", type=Path, help="TOML file of settings; flags and TRIPTYCH_* variables override it")
     parser.add_argument(
         "--allow-media-cidr",

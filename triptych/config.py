@@ -23,6 +23,8 @@ from triptych.journey import Role
 MIB = 1 << 20
 GIB = 1 << 30
 
+CPU_KV_BYTES = 512 * MIB  # where language.kv_bytes is left open
+
 TOPOLOGIES: Mapping[str, tuple[frozenset[Role], ...]] = {
     "e+p+d": (frozenset({Role.ENCODE}), frozenset({Role.PREFILL}), frozenset({Role.DECODE})),
     "ep+d": (frozenset({Role.ENCODE, Role.PREFILL}), frozenset({Role.DECODE})),
@@ -43,14 +45,17 @@ class ServeSettings:
     decodes: int = 1
     device: str = "auto"  # auto, cpu, cuda
     dtype: str = "auto"  # auto: float32 on the CPU, the checkpoint's own on CUDA
+    load_format: str = "auto"  # auto: weights from the folder; dummy: random ones, of a folder without (for measuring)
     gpu_share: float = 0.9  # of each GPU's total memory, over all workers placed on it
     ray: str = "auto"  # join the Ray that runs here or start one; local: always start one; or a Ray address
-    cpu_threads: int = 0  # per worker, for CPU arithmetic; 0: all cores, half of them where it decodes
+    cpu_threads: int = 0  # per worker, for CPU arithmetic; 0: all cores. Steps that only decode take half of them
+    profile_folder: str = ""  # where workers look for questions what their device does (services/profiling.py)
 
     def __post_init__(self) -> None:
         _require_choice("serve.topology", self.topology, tuple(TOPOLOGIES))
         _require_choice("serve.device", self.device, ("auto", "cpu", "cuda"))
         _require_choice("serve.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        _require_choice("serve.load_format", self.load_format, ("auto", "dummy"))
         for name in ("encoders", "prefills", "decodes"):
             _require(getattr(self, name) >= 1, f"serve.{name}", getattr(self, name), "at least 1")
         _require(self.cpu_threads >= 0, "serve.cpu_threads", self.cpu_threads, "0 (the default) or more")
@@ -117,22 +122,49 @@ class EncoderSettings:
             _require_choice(f"encoder.{name}", getattr(self, name), ("auto", "on", "off"))
 
 
+ATTENTIONS = ("auto", "sdpa", "triton", "varlen", "flashinfer")
+
+
 @dataclass(frozen=True, slots=True)
 class LanguageSettings:
     """Budgets of one prefill and/or decode worker."""
 
     max_model_len: int = 0  # 0: the model's own
     block_size: int = 16  # tokens per KV block
-    kv_bytes: int = 512 * MIB
+    kv_bytes: int = 0  # 0: 512 MiB on the CPU, what gpu_share leaves after weights on CUDA (services/memory_plan.py)
     prefill_chunk_tokens: int = 2048  # per step, over all prompts
+    mixed_chunk_tokens: int = 0  # the same where answers are decoded beside, which wait for them. 0: as many
     max_sequences: int = 64  # decoding at once
+    decoder: str = "auto"  # lean: our own layers; generic: transformers'. auto: lean where it knows the model
+    attention: str = "auto"  # whose kernels: sdpa, triton, varlen, flashinfer. auto: what is right and fastest here
+    pipeline: str = "auto"  # plan and launch a step while the one before it runs. auto: on CUDA; on, off
+    graphs: str = "auto"  # replay decoding steps as CUDA graphs. auto: on CUDA; on, off
+    weights: str = "auto"  # auto: the layers' matrices in the model's dtype; fp8: in 8 bits. The lean decoder alone
+    kv_dtype: str = "auto"  # auto: keys and values in the model's dtype; fp8: in 8 bits. The lean decoder alone
     prefix_cache: bool = True  # reuse the KV of an equal beginning, text and images alike
+    decode_margin_tokens: int = 0  # reserved behind a prompt, then it grows. 0: as recent answers were long
+    swap_bytes: int = 1 * GIB  # host memory for the KV of those that make room when blocks run out. 0: none
     landing_bytes: int = 256 * MIB  # embedding rows pulled in and not yet fused; raised to the largest item
 
     def __post_init__(self) -> None:
-        names = ("block_size", "kv_bytes", "prefill_chunk_tokens", "max_sequences", "landing_bytes")
+        names = ("block_size", "prefill_chunk_tokens", "max_sequences", "landing_bytes")
         _require_positive("language", self, *names)
+        _require_choice("language.decoder", self.decoder, ("auto", "lean", "generic"))
+        _require_choice("language.attention", self.attention, ATTENTIONS)
+        for name in ("weights", "kv_dtype"):
+            _require_choice(f"language.{name}", getattr(self, name), ("auto", "fp8"))
+        for name in ("pipeline", "graphs"):
+            _require_choice(f"language.{name}", getattr(self, name), ("auto", "on", "off"))
+        _require(self.mixed_chunk_tokens >= 0, "language.mixed_chunk_tokens", self.mixed_chunk_tokens, "0 or more")
         _require(self.max_model_len >= 0, "language.max_model_len", self.max_model_len, "0 (the model's own) or more")
+        for name in ("kv_bytes", "decode_margin_tokens", "swap_bytes"):
+            _require(getattr(self, name) >= 0, f"language.{name}", getattr(self, name), "0 or more")
+
+    @property
+    def precision(self) -> str:
+        """What is kept in fewer bits than the model's dtype; empty if nothing is. Answers depend on it."""
+        chosen = {"weights": self.weights, "kv": self.kv_dtype}
+        return " ".join(f"{what}={kind}" for what, kind in chosen.items() if kind != "auto")
 
     def longest(self, of_model: int) -> int:
         """Tokens of prompt and answer that are taken, of a model for so many."""

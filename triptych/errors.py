@@ -15,6 +15,7 @@ TriptychError                  never raised itself
     WorkerLost                 503  a worker died or was replaced under the request
     WrongIncarnation           503  the address now belongs to another process
     FingerprintMismatch        503  caller and worker hold different models
+    Preempted                  503  it made room for others at a full worker; prefill prompt and tokens again
     ClaimExpired               503  memory was freed or overwritten before it was read; encode or prefill again
     LayoutMismatch             500  two tiers disagree about a prompt: fail closed
     TransferFailed             503  no transport works between two workers, or a copy failed
@@ -137,6 +138,10 @@ class FingerprintMismatch(ClusterError):
     """Caller and worker hold different models."""
 
     grpc_status = "FAILED_PRECONDITION"
+
+
+class Preempted(ClusterError):
+    """It made room for others at a worker that is out of KV blocks; prefill its prompt and what it has said again."""
 
 
 class ClaimExpired(ClusterError):

@@ -1,4 +1,4 @@
-"""The nouns of one request's journey, and the moves it may make. Start here.
+"""The nouns of one request's journey. Start here; stages.py has the moves it may make.
 
 A chat request with images becomes a `Request` at the router. Each image is a `Media` (compressed bytes) and an
 `Item` (what it becomes in the prompt). The prompt with its items laid in is the `Layout`. Encoders answer with
@@ -10,13 +10,13 @@ The values here are frozen and check themselves; the same words name them in pro
 
 import enum
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NewType
 
 import numpy as np
 import numpy.typing as npt
 
+from triptych.dtypes import require_dtype
 from triptych.errors import InvalidRecord
 
 Int32Array = npt.NDArray[np.int32]
@@ -28,33 +28,6 @@ ClaimId = NewType("ClaimId", bytes)  # 16 random bytes
 
 DIGEST_BYTES = 32
 ID_BYTES = 16
-
-# What numbers of refs may be: torch's names, and bytes of one.
-DTYPE_BYTES: Mapping[str, int] = {
-    "float64": 8,
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint64": 8,
-    "uint32": 4,
-    "uint16": 2,
-    "uint8": 1,
-}
-
-MOST_BRANCHES = 8  # choices of one request
-MOST_TOP_LOGPROBS = 20
-LARGEST_BIAS = 100.0
-LEAST_REPETITION_PENALTY = 0.01
-LARGEST_REPETITION_PENALTY = 100.0
 
 
 def new_request_id() -> RequestId:
@@ -108,9 +81,7 @@ class Run:
 
     def __post_init__(self) -> None:
         if self.start < 0 or self.length <= 0:
-            raise InvalidRecord(
-                f"run starts at {self.start} with length {self.length}, expected start >= 0, length > 0"
-            )
+            raise InvalidRecord(f"run of length {self.length} from {self.start}, expected length > 0, start >= 0")
 
     @property
     def end(self) -> int:
@@ -185,6 +156,14 @@ class RopeRun:
         if self.grid is not None and self.grid.patches != self.length:
             raise InvalidRecord(f"rope run covers {self.length} positions, its grid has {self.grid.patches}")
 
+    @property
+    def end(self) -> int:
+        """The first rope position above all of the run's."""
+        if self.grid is None:
+            return max(self.base) + self.length
+        t, h, w = self.base
+        return max(t + (self.grid.t - 1) * self.step_t, h + self.grid.h - 1, w + self.grid.w - 1) + 1
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
@@ -229,17 +208,7 @@ class Layout:
     @property
     def rope_delta(self) -> int:
         """Rope position of the first generated token, less the number of prompt tokens."""
-        if not self.rope:
-            return 0
-        highest = 0
-        for run in self.rope:
-            if run.grid is None:
-                highest = max(highest, max(run.base) + run.length)
-            else:
-                t, h, w = run.base
-                top = max(t + (run.grid.t - 1) * run.step_t, h + run.grid.h - 1, w + run.grid.w - 1)
-                highest = max(highest, top + 1)
-        return highest - self.num_tokens
+        return max((run.end for run in self.rope), default=0) - self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +241,7 @@ class EmbeddingRef:
         _require_digest("item digest", self.item_digest)
         if min(self.rows, self.width, self.levels) <= 0 or not self.shards:
             raise InvalidRecord(f"embedding ref of {self.levels}x{self.rows}x{self.width} in {len(self.shards)} shards")
-        _require_dtype(self.dtype)
+        require_dtype(self.dtype)
         _require_distinct(self.shards)
 
 
@@ -303,10 +272,8 @@ class KVRef:
 
     def __post_init__(self) -> None:
         if self.tokens_end <= self.tokens_begin or not self.blocks or not self.shards:
-            raise InvalidRecord(
-                f"KV ref of {len(self.blocks)} blocks for tokens [{self.tokens_begin}, {self.tokens_end})"
-            )
-        _require_dtype(self.dtype)
+            raise InvalidRecord(f"KV ref: {len(self.blocks)} blocks, tokens [{self.tokens_begin}, {self.tokens_end})")
+        require_dtype(self.dtype)
         _require_distinct(self.shards)
 
 
@@ -320,111 +287,6 @@ class Token:
     position: int  # 0 for the first generated token
     finish_reason: str = ""  # stop or length; empty while the sequence goes on
     top: tuple[tuple[int, float], ...] = ()  # (id, logprob) of the most likely ones
-
-
-_MOST_UINT32 = (1 << 32) - 1
-
-# Both ends belong to them, as float32, which is what the wire carries. Within them no product, quotient or sum with
-# logits of any sane model leaves float32.
-SAMPLING_RANGES: Mapping[str, tuple[float, float]] = {
-    "temperature": (0, 100),
-    "top_p": (0, 1),
-    "top_k": (0, _MOST_UINT32),
-    "min_p": (0, 1),
-    "seed": (0, (1 << 64) - 1),
-    "max_tokens": (1, _MOST_UINT32),
-    "min_tokens": (0, _MOST_UINT32),
-    "top_logprobs": (0, MOST_TOP_LOGPROBS),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "repetition_penalty": (float(np.float32(LEAST_REPETITION_PENALTY)), LARGEST_REPETITION_PENALTY),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How tokens are chosen. Randomness is a function of (seed, choice, position) alone.
-
-    Raises InvalidRecord for a number outside its range; NaN is outside every range.
-    """
-
-    temperature: float = 1.0  # 0: greedy
-    top_p: float = 1.0
-    top_k: int = 0  # 0: off
-    min_p: float = 0.0
-    seed: int = 0
-    max_tokens: int = 16
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()  # includes the model's end tokens
-    logprobs: bool = False
-    top_logprobs: int = 0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, (least, most) in SAMPLING_RANGES.items():
-            _require_range(name, getattr(self, name), least, most)
-        if self.top_p == 0:
-            raise InvalidRecord("sampling has top_p 0, expected more: nothing would be left to draw")
-        if self.min_tokens > self.max_tokens:
-            raise InvalidRecord(f"sampling has min_tokens {self.min_tokens}, max_tokens {self.max_tokens}")
-        for id, bias in self.logit_bias.items():
-            _require_range(f"logit_bias of {id}", bias, -LARGEST_BIAS, LARGEST_BIAS)
-
-
-def _require_range(what: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise InvalidRecord(f"sampling has {what} {value}, expected {least:g} to {most:g}")
-
-
-class Stage(enum.StrEnum):
-    """Where a request is. FINISHED, FAILED and CANCELLED are ends."""
-
-    RECEIVED = "received"
-    FETCHING = "fetching"
-    LAID_OUT = "laid_out"
-    RESERVING = "reserving"
-    ENCODING = "encoding"
-    PREFILLING = "prefilling"
-    HANDING_OVER = "handing_over"
-    DECODING = "decoding"
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-_ENDS = (Stage.FAILED, Stage.CANCELLED)
-
-# A move that is not in this table is a bug. Encoding and prefilling overlap: the request is PREFILLING once its
-# last item is encoded. Going back is a retry or a continuation on another worker.
-MOVES: Mapping[Stage, tuple[Stage, ...]] = {
-    Stage.RECEIVED: (Stage.FETCHING, Stage.LAID_OUT, *_ENDS),
-    Stage.FETCHING: (Stage.LAID_OUT, *_ENDS),
-    Stage.LAID_OUT: (Stage.RESERVING, *_ENDS),
-    Stage.RESERVING: (Stage.ENCODING, Stage.PREFILLING, *_ENDS),
-    Stage.ENCODING: (Stage.PREFILLING, Stage.RESERVING, *_ENDS),
-    Stage.PREFILLING: (Stage.HANDING_OVER, Stage.RESERVING, Stage.FINISHED, *_ENDS),
-    # Finished from here: the last token was out before a prefill worker that is lost had ended its call.
-    Stage.HANDING_OVER: (Stage.DECODING, Stage.RESERVING, Stage.FINISHED, *_ENDS),
-    Stage.DECODING: (Stage.FINISHED, Stage.RESERVING, *_ENDS),
-    Stage.FINISHED: (),
-    Stage.FAILED: (),
-    Stage.CANCELLED: (),
-}
-
-
-def check_move(before: Stage, after: Stage) -> None:
-    """Raises InvalidRecord for a move the table does not list."""
-    if after not in MOVES[before]:
-        raise InvalidRecord(f"a request cannot go from {before} to {after}")
-
-
-def _require_dtype(name: str) -> None:
-    if name not in DTYPE_BYTES:
-        raise InvalidRecord(f"a ref of dtype {name!r}, expected one of {', '.join(DTYPE_BYTES)}")
 
 
 def _require_distinct(shards: tuple[Shard, ...]) -> None:

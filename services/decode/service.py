@@ -12,11 +12,12 @@ from triptych.engine.block_keys import BlockKeys
 from triptych.engine.jobs import Reserved
 from triptych.engine.loop import DecodeJob
 from triptych.errors import InternalError, InvalidRecord, TransferFailed, TriptychError
-from triptych.journey import MOST_BRANCHES, RequestId, Token
+from triptych.journey import RequestId, Token
 from triptych.multimodal.layout import verify_layout
 from triptych.pb import common_pb2
 from triptych.pb import decode_pb2 as pb
 from triptych.pb.decode_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
+from triptych.sampling import MOST_BRANCHES
 from triptych.services.decode.streams import Entry, RouterStream
 from triptych.services.decode.worker import DecodeWorker
 from triptych.services.faulty import passed_on, passing
@@ -64,6 +65,7 @@ class DecodeService(DecodeServicer):
                 deadline,
                 granted,
                 keys,
+                request.priority,
             )
             reserved = await outcome
             await passing(self._faults, "reserve.serve")
@@ -191,6 +193,6 @@ def _batch(entries: list[Entry]) -> pb.TokenBatch:
             sequence = sequences[key] = pb.SequenceTokens(request_id=request_id, attempt=attempt)
         if isinstance(entry, Token):
             sequence.tokens.append(wire.token_to_pb(entry))
-        else:
+        elif entry is not None:
             sequence.failure.CopyFrom(wire.failure_to_pb(entry))
     return pb.TokenBatch(sequences=sequences.values())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from triptych.errors import TriptychError
 from triptych.journey import RequestId, Token
 
-Entry = tuple[RequestId, Token | TriptychError]
+Entry = tuple[RequestId, Token | TriptychError | None]  # None: it makes room for others, and will go on
 
 
 class RouterStream:
@@ -54,6 +54,9 @@ class RouterStream:
             if token.finish_reason:
                 self.finish(key, 1)
         self._put([(key, token) for key, _, token in batch])
+
+    def waiting(self, key: RequestId, attempt: int) -> None:
+        self._put([(key, None)])
 
     def failed(self, key: RequestId, attempt: int, error: TriptychError) -> None:
         self.discard(key)

@@ -10,7 +10,7 @@ from functools import partial
 from triptych.engine.block_keys import BlockKeys
 from triptych.engine.jobs import Reserved
 from triptych.engine.loop import DecodeJob
-from triptych.errors import ClaimExpired, InvalidRecord, TriptychError
+from triptych.errors import ClaimExpired, InvalidRecord, Overloaded, TriptychError
 from triptych.journey import ClaimId, KVRef, Layout, RequestId, Role
 from triptych.services.decode.handover import Event, Handover
 from triptych.services.decode.streams import RouterStream
@@ -37,8 +37,7 @@ class DecodeWorker(RoleWorker):
     role = Role.DECODE
 
     def __init__(self, site: Site, language: Language) -> None:
-        self._site = site
-        self._language = language
+        self._site, self._language = site, language
         self._engine = language.engine
         self._block_size = site.settings.language.block_size
         self._pulls = PullPool("pull-kv", _PULL_THREADS)
@@ -98,8 +97,9 @@ class DecodeWorker(RoleWorker):
         deadline: float,
         on_done: Callable[[Reserved | TriptychError], None],
         keys: BlockKeys | None = None,
+        priority: int = 0,
     ) -> None:
-        """Blocks for the whole request, all or nothing; `on_done` gets what they are or why not. May be repeated."""
+        """Blocks to begin with, all or nothing; `on_done` gets what they are or why not. May be repeated."""
         with self._lock:
             stream = self._streams.get(router_id)
             if stream is None or not stream.add(key, branches):
@@ -107,15 +107,20 @@ class DecodeWorker(RoleWorker):
             handover = self._handovers.setdefault(key, Handover(key, stream, Takeover(prompt_tokens)))
 
         def granted(outcome: Reserved | TriptychError) -> None:
+            seconds = deadline - time.monotonic()
+            if isinstance(outcome, Reserved) and seconds <= 0:  # nobody waits any more, and no lease is that short
+                self._engine.cancel(key)
+                outcome = Overloaded(f"{outcome.num_blocks} KV blocks came free {-seconds:.3f} s after the deadline")
             if isinstance(outcome, TriptychError):
-                self._tell(handover, lambda takeover, now: takeover.refused(now, type(outcome), outcome.message))
+                kind, reason = type(outcome), outcome.message
+                self._tell(handover, lambda takeover, now: takeover.refused(now, kind, reason))
             else:
                 cached_tokens = outcome.cached_tokens
                 self._tell(handover, lambda takeover, now: takeover.reserved(now, cached_tokens))
-                self._hold(handover, max(0.0, deadline - time.monotonic()))
+                self._hold(handover, seconds)
             on_done(outcome)
 
-        self._engine.reserve(key, attempt, prompt_tokens, max_tokens, branches, deadline, granted, keys)
+        self._engine.reserve(key, attempt, prompt_tokens, max_tokens, branches, deadline, granted, keys, priority)
 
     def pull(self, key: RequestId, ref: KVRef) -> None:
         """Copy a chunk's blocks into the reserved ones; returns at once. Raises when it does not follow the last."""
@@ -183,7 +188,7 @@ class DecodeWorker(RoleWorker):
     def gauges(self) -> Mapping[str, float]:
         with self._lock:
             kv = {"kv_sent_tokens_total": self._sent_tokens, "kv_kept_tokens_total": self._cached_tokens}
-        return {**self._engine.snapshot(), **kv}
+        return self._engine.snapshot() | kv
 
     def idle(self) -> bool:
         with self._lock:
@@ -195,8 +200,6 @@ class DecodeWorker(RoleWorker):
     def stop(self) -> None:
         self._pulls.stop()
         self.keying.shutdown(wait=False, cancel_futures=True)
-
-    # ------------------------------------------------------------------------------------------------ inside
 
     def _hold(self, handover: Handover, seconds: float) -> None:
         """Puts the granted blocks under a lease: a router that dies before Decode leaves nothing."""
@@ -223,9 +226,8 @@ class DecodeWorker(RoleWorker):
 
     def _tell(self, handover: Handover, event: Event) -> None:
         """Something has happened to a takeover: does what follows from it."""
-        waiting: deque[TakeoverAction] = deque()
         with self._lock:
-            waiting.extend(event(handover.takeover, time.monotonic()))
+            waiting = deque[TakeoverAction](event(handover.takeover, time.monotonic()))
         while waiting:
             then = self._do(handover, waiting.popleft())
             if then is not None:

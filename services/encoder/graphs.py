@@ -5,8 +5,9 @@ import logging
 import torch
 
 from triptych.config import EncoderSettings
+from triptych.engine.capture import Capture, CudaCapture, Recorder
 from triptych.engine.device_errors import is_device_lost
-from triptych.engine.encoder_graphs import BlockGraphs, Capture, CudaCapture, Recorder, arena_rows, buckets_for
+from triptych.engine.encoder_graphs import BlockGraphs, arena_rows, buckets_for
 from triptych.errors import ConfigError
 from triptych.journey import Grid
 from triptych.models.base import GraphTower, VisionTower

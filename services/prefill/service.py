@@ -9,11 +9,12 @@ import grpc
 from triptych import wire
 from triptych.engine.loop import PrefillJob
 from triptych.errors import InternalError, InvalidRecord
-from triptych.journey import MOST_BRANCHES, KVRef, RequestId
+from triptych.journey import KVRef, RequestId
 from triptych.multimodal.layout import verify_layout
 from triptych.pb import common_pb2
 from triptych.pb import prefill_pb2 as pb
 from triptych.pb.prefill_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
+from triptych.sampling import MOST_BRANCHES
 from triptych.services.faulty import passed_on, passing
 from triptych.services.guard import Door, deadline_of, first_part, streaming, work_key
 from triptych.services.prefill.worker import FirstTokens, Granted, PrefillEvent, PrefillWorker

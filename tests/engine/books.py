@@ -6,9 +6,10 @@ from triptych.engine.block_keys import BlockKeys, root_key
 from triptych.engine.plan import Announcement, Chunk, Limits
 from triptych.engine.scheduler import Scheduler
 from triptych.engine.sequence import DecodeSequence, PrefillSequence, Reservation
-from triptych.journey import Layout, RequestId, Sampling
+from triptych.journey import Layout, RequestId
 from triptych.multimodal.layout import ItemPart, TextPart, lay_out
 from triptych.multimodal.rows import RowMap
+from triptych.sampling import Sampling
 
 ROW_BYTES = 8
 BLOCK_SIZE = 4
@@ -22,6 +23,7 @@ def scheduler(num_blocks: int = 64, **limits: int) -> Scheduler:
         "max_sequences": 4,
         "landing_bytes": 64 * ROW_BYTES,
         "row_bytes": ROW_BYTES,
+        "margin_tokens": 1000,  # all that may follow
     }
     return Scheduler(Limits(**settings | limits), num_blocks)
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +12,9 @@ from torch import Tensor
 from tests.engine.sinks import PATIENCE_SECONDS, KVReady, Outcome, PromptSink, TokenSink
 from triptych.config import LanguageSettings
 from triptych.engine.loop import DecodeJob, LanguageEngine, PrefillJob
-from triptych.journey import Layout, RequestId, Sampling, Token, new_request_id
+from triptych.journey import Layout, RequestId, Token, new_request_id
 from triptych.models.base import LanguageModel
+from triptych.sampling import Sampling
 from triptych.transfer.slab import Slab, create_slab
 
 __all__ = [
@@ -154,7 +156,9 @@ class Pair:
     def _finish_copies(self) -> None:
         """As a reader does before it says that anything has landed."""
         if self.prefill_slab.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
+            done = torch.cuda.Event()
+            done.record()
+            done.synchronize()  # of a stream, torch's sync-debug mode would take it for a mistake
 
     def give_back(self, sink: PromptSink) -> None:
         """All shares that a prefill has lent."""
@@ -176,7 +180,7 @@ class Pair:
 
 
 @contextmanager
-def running(model: LanguageModel, split: bool = True, max_item_rows: int = 0, **changes: int) -> Iterator[Pair]:
+def running(model: LanguageModel, split: bool = True, max_item_rows: int = 0, **changes: Any) -> Iterator[Pair]:
     """Engines that are started, and found idle at the end."""
     pair = Pair(model, split, replace(SETTINGS, **changes), max_item_rows)
     for engine in pair.engines:

@@ -86,6 +86,7 @@ class TokenSink:
     def __init__(self) -> None:
         self.batches: list[Sequence[tuple[RequestId, int, Token]]] = []
         self.errors: dict[RequestId, TriptychError] = {}
+        self.waits: list[RequestId] = []  # of those that make room, each time they are told of
         self._answers: dict[RequestId, dict[int, list[Token]]] = {}  # by choice
         self._changed = threading.Condition()
 
@@ -94,6 +95,11 @@ class TokenSink:
             self.batches.append(batch)
             for request_id, _, token in batch:
                 self._answers.setdefault(request_id, {}).setdefault(token.choice, []).append(token)
+            self._changed.notify_all()
+
+    def waiting(self, request_id: RequestId, attempt: int) -> None:
+        with self._changed:
+            self.waits.append(request_id)
             self._changed.notify_all()
 
     def failed(self, request_id: RequestId, attempt: int, error: TriptychError) -> None:
@@ -116,6 +122,11 @@ class TokenSink:
                 raise self.errors[request_id]
             got = self._answers.get(request_id, {})
             return {token.choice: [token, *got.get(token.choice, ())] for token in first}
+
+    def heard(self, request_id: RequestId) -> list[Token]:
+        """Of the one choice of a request, so far."""
+        with self._changed:
+            return [token for tokens in self._answers.get(request_id, {}).values() for token in tokens]
 
     def wait_for_tokens(self, request_id: RequestId, count: int) -> None:
         def has_enough() -> bool:

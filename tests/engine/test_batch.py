@@ -1,20 +1,27 @@
 """From sequences to the arrays of a forward pass, and rows to their placeholders."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tests.multimodal.parts import IMAGE_ID, image, text
-from triptych.engine.batch import chunk_stretch, decode_stretch, flatten
+from triptych.engine.batch import chunk_stretch, flatten
+from triptych.engine.decode_rows import DecodeRows
+from triptych.engine.device import Stage
 from triptych.engine.fuse import Overlay, fuse
 from triptych.engine.landing import LandingMemory
 from triptych.engine.plan import Chunk
 from triptych.engine.sequence import DecodeSequence, PrefillSequence
 from triptych.errors import Cancelled, InvariantViolation, LayoutMismatch
-from triptych.journey import Layout, RequestId, Sampling
+from triptych.journey import Layout, RequestId
+from triptych.models.base import PagedInputs
 from triptych.multimodal.layout import lay_out
 from triptych.multimodal.rope import rope_positions
 from triptych.multimodal.rows import RowMap, RowPiece
+from triptych.sampling import Sampling
 
 CPU = torch.device("cpu")
 ONE = RequestId(bytes(16))
@@ -32,14 +39,17 @@ def branch(layout: Layout, tokens: list[int], blocks: tuple[int, ...]) -> Decode
     return DecodeSequence(ONE, 0, 0, 0, layout, Sampling(), tokens, np.array(blocks))
 
 
+def flat(branches: Sequence[DecodeSequence], chunks: Sequence[Chunk] = ()) -> tuple[Tensor, PagedInputs]:
+    """As it comes to a model, with blocks of 4 tokens."""
+    rows = DecodeRows(4)
+    made = flatten(rows.update(branches), rows.table, [*map(chunk_stretch, chunks)], block_size=4)
+    return made.inputs(Stage(CPU).send(made.arrays))
+
+
 def test_a_step_is_flattened_branches_first() -> None:
     layout = lay_out([text(6)])
     sequence = prompt(lay_out([text(7, first=50)]), blocks=(9, 4))
-    stretches = [
-        decode_stretch(branch(layout, [80, 81], blocks=(3, 7, 5))),
-        chunk_stretch(Chunk(sequence, 2, 7)),
-    ]
-    ids, inputs = flatten(stretches, block_size=4, device=CPU)
+    ids, inputs = flat([branch(layout, [80, 81], blocks=(3, 7, 5))], [Chunk(sequence, 2, 7)])
     assert ids.tolist() == [81, 52, 53, 54, 55, 56]
     assert inputs.positions.tolist() == [[7, 2, 3, 4, 5, 6]] * 3
     assert inputs.slots.tolist() == [7 * 4 + 3, 9 * 4 + 2, 9 * 4 + 3, 4 * 4, 4 * 4 + 1, 4 * 4 + 2]
@@ -50,14 +60,14 @@ def test_a_step_is_flattened_branches_first() -> None:
 
 def test_only_the_last_chunk_of_a_prompt_wants_logits() -> None:
     sequence = prompt(lay_out([text(7)]), blocks=(0, 1))
-    stretches = [chunk_stretch(Chunk(sequence, 0, 3))]
-    assert flatten(stretches, block_size=4, device=CPU)[1].logits_at.tolist() == []
+    assert flat([], [Chunk(sequence, 0, 3)])[1].logits_at.tolist() == []
+    assert flat([], [Chunk(sequence, 3, 7)])[1].logits_at.tolist() == [3]
 
 
 def test_shorter_block_tables_are_padded() -> None:
     layout = lay_out([text(6)])
-    stretches = [decode_stretch(branch(layout, [1], (3, 7))), decode_stretch(branch(layout, [1] * 4, (5, 2, 6)))]
-    assert flatten(stretches, block_size=4, device=CPU)[1].block_tables.tolist() == [[3, 7, 0], [5, 2, 6]]
+    branches = [branch(layout, [1], (3, 7)), branch(layout, [1] * 4, (5, 2, 6))]
+    assert flat(branches)[1].block_tables.tolist() == [[3, 7, 0], [5, 2, 6]]
 
 
 def test_a_continuation_follows_its_prompt_as_text() -> None:
@@ -74,9 +84,9 @@ def test_a_continuation_follows_its_prompt_as_text() -> None:
 def test_decoding_continues_the_rope_positions_of_prefill() -> None:
     layout = lay_out([text(2), image(3, 4), text(3)])
     tokens = [9, 9, 9]
-    stretch = decode_stretch(branch(layout, tokens, (0, 1, 2, 3, 4)))
+    _, inputs = flat([branch(layout, tokens, (0, 1, 2, 3, 4))])
     end = layout.num_tokens + len(tokens)
-    assert stretch.rope.tolist() == rope_positions(layout, end - 1, end).tolist()
+    assert inputs.positions.tolist() == rope_positions(layout, end - 1, end).tolist()
     assert layout.rope_delta != 0
 
 

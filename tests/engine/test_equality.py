@@ -9,9 +9,10 @@ from PIL import Image
 from tests.engine.prompts import layout_of, picture, rows_of, user
 from tests.engine.rig import Asked, Pair, running
 from tests.reference import Answer, Reference, compare
-from triptych.journey import Sampling, Token
+from triptych.journey import Token
 from triptych.models.base import LanguageModel, VisionTower
 from triptych.models.card import ModelCard
+from triptych.sampling import Sampling
 
 GREEDY = Sampling(temperature=0.0, max_tokens=48, ignore_eos=True)
 Question = tuple[str, Sequence[str | Image.Image]]
@@ -74,9 +75,10 @@ def test_an_answer_is_transformers_own(model: LanguageModel, exam: Exam, place: 
     assert [token.finish_reason for token in tokens] == [""] * 47 + ["length"]
 
 
+@pytest.mark.parametrize("pipeline", ["off", "on"], ids=["step by step", "ahead"])
 @pytest.mark.parametrize("split", [True, False], ids=["p+d", "pd"])
-def test_sixteen_at_once_get_the_same_answers(model: LanguageModel, exam: Exam, split: bool) -> None:
-    with running(model, split, prefill_chunk_tokens=64, max_sequences=10) as pair:
+def test_sixteen_at_once_get_the_same_answers(model: LanguageModel, exam: Exam, split: bool, pipeline: str) -> None:
+    with running(model, split, prefill_chunk_tokens=64, max_sequences=10, pipeline=pipeline, graphs=pipeline) as pair:
         answers = sit(pair, [exam.asked[number % 4] for number in range(16)])
     assert sum(exam.mark(number % 4, answer[0]) for number, answer in enumerate(answers)) == 16 * 48
 

@@ -22,8 +22,9 @@ from triptych.errors import (
     TriptychError,
     WorkerLost,
 )
-from triptych.journey import MOST_BRANCHES, BlockRef, RequestId, Token, new_request_id
+from triptych.journey import BlockRef, RequestId, Token, new_request_id
 from triptych.models.base import LanguageModel, PagedInputs
+from triptych.sampling import MOST_BRANCHES
 
 
 @pytest.mark.parametrize(

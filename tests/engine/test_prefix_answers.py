@@ -15,9 +15,10 @@ from tests.engine.test_loop_faults import Front
 from tests.reference import Reference
 from triptych.engine.loop import LanguageEngine, StepReport
 from triptych.errors import InternalError
-from triptych.journey import Sampling, Token, new_request_id
+from triptych.journey import Token, new_request_id
 from triptych.models.base import LanguageModel, PagedInputs, VisionTower
 from triptych.models.card import ModelCard
+from triptych.sampling import Sampling
 
 GREEDY = Sampling(temperature=0.0, max_tokens=20, ignore_eos=True)
 ONE, TWO = picture(11, 112, 112), picture(12, 84, 140)
@@ -123,11 +124,16 @@ def test_an_item_whose_beginning_is_cached_is_fused_for_its_rest_alone(model: La
 def test_equal_prompts_at_once_are_computed_once(model: LanguageModel, desk: Desk) -> None:
     asked = desk.ask(LONG, ONE, "What is it?")
     reports: list[StepReport] = []
-    with running(model, prefill_chunk_tokens=16) as pair:
-        pair.prefill._on_step = reports.append
-        with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(pair.answer, [asked] * 8))
-        assert len({tuple(ids(answer)) for answer in answers}) == 1
+    settings = replace(SETTINGS, prefill_chunk_tokens=16)
+    pair = Pair(model, True, settings)
+    pair.prefill = LanguageEngine(model, pair.prefill_slab, settings, reports.append)
+    for engine in pair.engines:
+        engine.start()
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(pair.answer, [asked] * 8))
+    for engine in pair.engines:
+        engine.stop()
+    assert len({tuple(ids(answer)) for answer in answers}) == 1
     computed = sum(report.num_prefill_tokens for report in reports)
     tail = asked.layout.num_tokens - (asked.layout.num_tokens - 1) // 16 * 16
     assert computed == asked.layout.num_tokens + 7 * tail

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from triptych.engine.randomness import uniform
+from triptych.engine.randomness import uniform, uniforms
 
 
 def test_the_numbers_never_change() -> None:
@@ -15,6 +15,15 @@ def test_the_numbers_never_change() -> None:
         0.9711020828012882,
         0.3233164791860581,
     ]
+
+
+@pytest.mark.parametrize("count", [0, 3, 200])
+def test_many_numbers_at_once_are_the_same_numbers(count: int) -> None:
+    rng = np.random.default_rng(count)
+    seeds = [int(seed) * 3 - 2**63 for seed in rng.integers(0, 2**63, count)]
+    choices, positions = rng.integers(0, 128, count).tolist(), rng.integers(0, 100_000, count).tolist()
+    keys = zip(seeds, choices, positions, strict=True)
+    assert uniforms(seeds, choices, positions).tolist() == [uniform(*key) for key in keys]
 
 
 def test_seeds_count_modulo_two_to_the_64() -> None:

@@ -17,9 +17,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from triptych.engine.penalties import adjust
+from tests.engine.drawing import adjusted
 from triptych.engine.sampler import Draw, Drawn, sample
-from triptych.journey import Sampling
+from triptych.sampling import Sampling
 
 VOCAB = 50
 
@@ -180,13 +180,13 @@ def test_the_repetition_penalty_is_transformers_own() -> None:
     ids = torch.tensor([[3, 3, 9, 11, 9], [3, 4, 5, 6, 7]])
     for place, penalty in enumerate((1.4, 0.8)):
         wanted = RepetitionPenaltyLogitsProcessor(penalty)(ids[place : place + 1], rows[place : place + 1].clone())
-        assert torch.equal(adjust(rows, draws)[place : place + 1], wanted)
+        assert torch.equal(adjusted(rows, draws)[place : place + 1], wanted)
 
 
 def test_presence_and_frequency_penalties_count_generated_tokens_alone() -> None:
     rows = torch.zeros(1, VOCAB)
     one = draw(prompt=(1, 1, 1), generated=(5, 5, 8), presence_penalty=0.5, frequency_penalty=0.25)
-    found = adjust(rows, [one])[0]
+    found = adjusted(rows, [one])[0]
     assert found[1] == 0
     assert float(found[5]) == -1.0
     assert float(found[8]) == -0.75
@@ -194,7 +194,7 @@ def test_presence_and_frequency_penalties_count_generated_tokens_alone() -> None
 
 def test_logit_bias_adds_up_with_penalties() -> None:
     one = draw(generated=(5,), presence_penalty=1.0, logit_bias={5: 4.0, 6: -2.0})
-    found = adjust(torch.zeros(1, VOCAB), [one])[0]
+    found = adjusted(torch.zeros(1, VOCAB), [one])[0]
     assert (float(found[5]), float(found[6])) == (3.0, -2.0)
 
 
@@ -209,13 +209,13 @@ def test_end_tokens_are_impossible_before_min_tokens_and_possible_from_there() -
 
 def test_logits_that_nobody_adjusts_are_not_copied() -> None:
     rows = logits(2)
-    assert adjust(rows, [draw(), draw(temperature=1.0)]) is rows
+    assert adjusted(rows, [draw(), draw(temperature=1.0)]) is rows
 
 
 def test_adjusting_leaves_the_models_logits_alone() -> None:
     rows = logits(1)
     before = rows.clone()
-    adjust(rows, [draw(generated=(1,), presence_penalty=2.0, repetition_penalty=2.0)])
+    adjusted(rows, [draw(generated=(1,), presence_penalty=2.0, repetition_penalty=2.0)])
     assert torch.equal(rows, before)
 
 
@@ -294,7 +294,7 @@ def test_whatever_is_asked_of_whatever_row_gives_a_right_token_or_says_so() -> N
             )
             for _ in rows
         ]
-        scores = adjust(rows, draws)
+        scores = adjusted(rows, draws)
         for row, (one, drawn) in enumerate(zip(draws, sampled(rows, draws), strict=True)):
             broken = not scores[row].max().isfinite() or bool(scores[row].isnan().any())
             assert 0 <= drawn.id < VOCAB

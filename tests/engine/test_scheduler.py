@@ -7,8 +7,8 @@ from tests.multimodal.parts import image, masked, text
 from triptych.engine.plan import Announcement, StepPlan
 from triptych.engine.sequence import finish_reason
 from triptych.errors import ConfigError, ContextTooLong
-from triptych.journey import Sampling
 from triptych.multimodal.layout import lay_out
+from triptych.sampling import Sampling
 
 
 def spans(plan: StepPlan) -> list[tuple[int, int]]:
@@ -21,6 +21,18 @@ def test_prompts_share_a_step_in_order_of_arrival() -> None:
         books.add_prefill(prompt(number, [text(10)]))
     books.admit()
     assert spans(books.plan()) == [(0, 10), (0, 6)]
+
+
+def test_prompts_get_fewer_tokens_of_a_step_in_which_answers_are_decoded() -> None:
+    books = scheduler(prefill_chunk_tokens=16, mixed_chunk_tokens=5)
+    books.add_prefill(prompt(0, [text(40)]))
+    books.add_reservation(reservation(1, 6))
+    (held,) = books.admit().reservations
+    assert spans(books.plan()) == [(0, 16)], "reserved blocks decode nothing yet"
+    books.start_decode(branches(held, lay_out([text(6)]), (0,)))
+    assert spans(books.plan()) == [(0, 5)]
+    books.drop_decode(held.request_id)
+    assert spans(books.plan()) == [(0, 16)]
 
 
 def test_text_before_the_first_image_does_not_wait_for_it() -> None:

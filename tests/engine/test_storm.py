@@ -12,9 +12,10 @@ from tests.engine.prompts import layout_of, picture, rows_of, text_layout, user
 from tests.engine.rig import Asked, Pair, PromptSink, running
 from tests.reference import Reference
 from triptych.errors import TriptychError
-from triptych.journey import Sampling, Token, new_request_id
+from triptych.journey import Token, new_request_id
 from triptych.models.base import LanguageModel, VisionTower
 from triptych.models.card import ModelCard
+from triptych.sampling import Sampling
 
 REQUESTS = 120
 Answers = dict[int, list[int]]
@@ -116,16 +117,20 @@ def storm(pair: Pair, questions: Sequence[Asked], seed: int) -> list[tuple[int, 
     return [(place, outcome) for (place, _), outcome in zip(clients, outcomes, strict=True)]
 
 
+AHEAD = {"pipeline": "on", "graphs": "on"}
+
+
+@pytest.mark.parametrize("ahead", [{}, AHEAD], ids=["step by step", "ahead"])
 @pytest.mark.parametrize("split", [True, False], ids=["p+d", "pd"])
 def test_a_storm_of_requests_and_departures_leaves_nothing_and_spoils_no_answer(
-    model: LanguageModel, questions: list[Asked], split: bool
+    model: LanguageModel, questions: list[Asked], split: bool, ahead: dict[str, str]
 ) -> None:
     with running(model, split) as pair:
         alone = [ids_of(pair.answer(asked)) for asked in questions]
     room = 40 * model.kv.block_bytes(16)  # two or three requests: the others queue
     most_rows = max(item.rows for asked in questions for item in asked.layout.items)
     landing = {"max_item_rows": most_rows, "landing_bytes": 2 * most_rows * model.hidden_size * 4}
-    with running(model, split, prefill_chunk_tokens=33, max_sequences=6, kv_bytes=room, **landing) as pair:
+    with running(model, split, prefill_chunk_tokens=33, max_sequences=6, kv_bytes=room, **landing, **ahead) as pair:
         outcomes = storm(pair, questions, seed=int(split))
         assert pair.prefill.snapshot()["prefix_hit_tokens_total"] > 0
     answered = [(place, outcome) for place, outcome in outcomes if not isinstance(outcome, TriptychError)]

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from tests.checkpoints import EMBEDDED, random_checkpoint
+from triptych.engine.capture import Recorder, Work, pointers
 from triptych.engine.encoder_buckets import Bucket
-from triptych.engine.encoder_graphs import BlockGraphs, Recorder, Work, arena_rows, buckets_for, pointers
+from triptych.engine.encoder_graphs import BlockGraphs, arena_rows, buckets_for
 from triptych.errors import ConfigError, LayoutMismatch
 from triptych.journey import Grid, Int64Array
 from triptych.models.base import GraphTower, StaticInput, VisionTower

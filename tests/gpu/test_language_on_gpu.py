@@ -1,30 +1,32 @@
 """The language engine on a GPU: the same answers, no wait inside a step, and memory that three streams share safely."""
 
-import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from tests.checkpoints import random_checkpoint
 from tests.engine.prompts import layout_of, picture, rows_of, user
 from tests.engine.rig import GREEDY, Asked, running
 from tests.engine.test_storm import Answers, ids_of, storm
 from tests.reference import Reference, compare
-from triptych.engine.batch import chunk_stretch, decode_stretch
+from triptych.config import LanguageSettings
+from triptych.engine.batch import chunk_stretch
 from triptych.engine.fuse import Overlay
+from triptych.engine.launched import Drawing
 from triptych.engine.penalties import Draw
 from triptych.engine.plan import Chunk
-from triptych.engine.runner import Runner
+from triptych.engine.runner import Logits, Runner, Work
 from triptych.engine.sequence import DecodeSequence, PrefillSequence
 from triptych.errors import TriptychError
-from triptych.journey import RequestId, Sampling
+from triptych.journey import RequestId
 from triptych.models.base import LanguageModel
 from triptych.models.card import ModelCard, load_card
 from triptych.models.loading import load_language, load_tower
 from triptych.multimodal.rows import RowMap
+from triptych.sampling import Sampling
 
 pytestmark = pytest.mark.gpu
 
@@ -94,17 +96,29 @@ def strict() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.fixture(scope="module")
-def runner(model: LanguageModel, asked: Asked) -> Runner:
+PENALISED = Sampling(
+    temperature=1.0, top_p=0.9, top_k=40, min_p=0.01, repetition_penalty=1.2, frequency_penalty=0.3, max_tokens=48,
+    logit_bias={7: 1.0}, min_tokens=9, stop_token_ids=(3,), top_logprobs=4,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["off", "on"], ids=["eager", "recorded"])
+def runner(model: LanguageModel, asked: Asked, request: pytest.FixtureRequest) -> Runner:
     """Warm: the first use of a kernel or of pinned memory may wait."""
-    warm = Runner(model, None, 16 << 20, 16)
-    launch(warm, asked)
+    if request.param == "on" and not hasattr(model, "decode"):
+        pytest.skip("this decoder cannot be recorded")
+    warm = Runner(model, None, LanguageSettings(kv_bytes=16 << 20, max_sequences=4, graphs=request.param))
+    warm.record()
+    launch_all(warm, asked)
     torch.cuda.synchronize()
     return warm
 
 
-def launch(runner: Runner, asked: Asked) -> Tensor:
-    """Two branches and a chunk with rows of all items, behind a chunk before it."""
+def works(asked: Asked) -> Iterator[Work]:
+    """Two branches and a chunk with rows of all items, behind a chunk before it; then the branches alone.
+
+    Their second tokens are on the device alone by then. One of them is drawn and penalised in every way.
+    """
     sequence = prompt(asked, range(20))
     whole = Chunk(sequence, 5, asked.layout.num_tokens)
     overlays = [
@@ -112,34 +126,75 @@ def launch(runner: Runner, asked: Asked) -> Tensor:
         for piece in sequence.rows.pieces(whole.begin, whole.end)
     ]
     branches = [branch(asked, [1, 2, 3], range(20, 40)), branch(asked, [1], range(40, 60))]
-    return runner.launch([*map(decode_stretch, branches), chunk_stretch(whole)], overlays)
+    branches[1].sampling = PENALISED
+    yield Work(branches, [chunk_stretch(whole)], overlays, [[Draw(LONG, 0, asked.layout.token_ids, [])]])
+    for each in branches:
+        each.num_inflight = 1
+    yield Work(branches)
+
+
+def launch_all(runner: Runner, asked: Asked) -> list[tuple[Logits, Drawing]]:
+    steps = []
+    for work in works(asked):
+        made = runner.launch(work)
+        steps.append((replace(made, logits=made.logits.clone()), runner.choose(made)))
+    return steps
 
 
 def test_a_step_never_makes_the_host_wait(runner: Runner, asked: Asked, strict: None) -> None:
-    launch(runner, asked)
+    steps = launch_all(runner, asked)
     runner.copy_blocks([(1, 61), (2, 62)])
+    runner.fence([3, 4])
+    assert [len(drawing.read()) for _, drawing in steps] == [3, 2]
 
 
-def test_choosing_tokens_waits_for_the_device_once(runner: Runner, asked: Asked) -> None:
-    sampling = Sampling(
-        temperature=1.0, top_p=0.9, top_k=40, min_p=0.01, repetition_penalty=1.2, frequency_penalty=0.3, max_tokens=48,
-        logit_bias={7: 1.0}, min_tokens=9, stop_token_ids=(3,), top_logprobs=4,
-    )  # fmt: skip
-    draws = [Draw(sampling, 0, asked.layout.token_ids, [4, 5]), Draw(LONG, 1, asked.layout.token_ids, [4, 5])]
-    logits = launch(runner, asked)
-    runner.sample(logits, [0, 2], draws)
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as waits:
-            warnings.simplefilter("always")
-            runner.sample(logits, [0, 2], draws)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert len([wait for wait in waits if "synchroniz" in str(wait.message)]) == 1
+def test_a_replay_makes_the_logits_and_tokens_of_an_eager_step(
+    model: LanguageModel, asked: Asked, runner: Runner
+) -> None:
+    """Logits up to rounding: other kernels may compute them."""
+    eager = Runner(model, None, LanguageSettings(kv_bytes=16 << 20, max_sequences=4, graphs="off"))
+    pairs = zip(launch_all(runner, asked), launch_all(eager, asked), strict=True)
+    for (found, drawn), (wanted, expected) in pairs:
+        assert torch.allclose(found.logits, wanted.logits, atol=1e-3)
+        assert [token.id for token in drawn.read()] == [token.id for token in expected.read()]
 
 
+def test_a_fence_waits_for_launched_work_on_these_blocks_alone(runner: Runner, asked: Asked) -> None:
+    launch_all(runner, asked)
+    torch.cuda.synchronize()
+    with runner.stream():
+        torch.cuda._sleep(1_000_000_000)  # type: ignore[no-untyped-call]  # about half a second
+        made = runner.launch(Work([branch(asked, [1, 2, 3], range(20, 40))]))
+        ended = runner.choose(made).ended
+        written = int(made.blocks[0])
+        runner.fence([block for block in range(60) if block != written])
+        assert ended is not None
+        assert not ended.query(), "a fence for other blocks must not wait for a step"
+        runner.fence([written])
+        assert ended.query()
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("graphs", ["off", "auto"], ids=["eager", "recorded"])
+def test_whole_answers_never_make_the_host_wait_but_for_their_tokens(
+    model: LanguageModel, asked: Asked, graphs: str
+) -> None:
+    questions = [replace(asked, sampling=sampling, branches=2) for sampling in (LONG, PENALISED)]
+    with running(model, split=False, pipeline="on", graphs=graphs, prefill_chunk_tokens=33) as pair:
+        wanted = [ids_of(pair.answer(question)) for question in questions]
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = [ids_of(pair.answer(question)) for question in questions]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert found == wanted
+
+
+@pytest.mark.parametrize("pipeline", ["off", "on"], ids=["step by step", "ahead"])
 @pytest.mark.parametrize("split", [True, False], ids=["p+d", "pd"])
-def test_a_storm_of_requests_and_departures_spoils_no_answer(model: LanguageModel, asked: Asked, split: bool) -> None:
+def test_a_storm_of_requests_and_departures_spoils_no_answer(
+    model: LanguageModel, asked: Asked, split: bool, pipeline: str
+) -> None:
     drawn = Sampling(temperature=1.0, seed=4, top_p=0.9, max_tokens=12, ignore_eos=True)
     questions = [
         Asked(asked.layout, GREEDY, asked.rows),
@@ -149,7 +204,7 @@ def test_a_storm_of_requests_and_departures_spoils_no_answer(model: LanguageMode
     with running(model, split) as pair:
         alone: list[Answers] = [ids_of(pair.answer(question)) for question in questions]
     room = 40 * model.kv.block_bytes(16)
-    with running(model, split, prefill_chunk_tokens=33, max_sequences=6, kv_bytes=room) as pair:
+    with running(model, split, prefill_chunk_tokens=33, max_sequences=6, kv_bytes=room, pipeline=pipeline) as pair:
         outcomes = storm(pair, questions, seed=int(split))
     answered = [(place, outcome) for place, outcome in outcomes if not isinstance(outcome, TriptychError)]
     assert len(answered) > 30

@@ -42,14 +42,18 @@ class Variation:
     encoders: int = 1
     room_for_items: int = 0  # of the largest kind, in landing memory and in each encoder's arena; 0: for very many
     kv_blocks: int = 0  # of 16 tokens, in each language worker; 0: very many
+    margin_tokens: int = 0  # reserved for an answer; 0: predicted
+    swap_blocks: int = 0  # that host memory takes of those that make room
 
     def __str__(self) -> str:
         name = f"{self.model}-{self.topology}-{self.encoders}-{self.prefills}-{self.chunk_tokens}"
         name = f"{name}-{self.room_for_items}" if self.room_for_items else name
-        return f"{name}-{self.kv_blocks}-blocks" if self.kv_blocks else name
+        name = f"{name}-{self.kv_blocks}-blocks" if self.kv_blocks else name
+        return f"{name}-{self.swap_blocks}-swapped" if self.margin_tokens else name
 
     def settings(self, folders: Mapping[str, Path]) -> Settings:
         room = self.room_for_items * _item_bytes(folders[self.model]) if self.room_for_items else 32 * MIB
+        block_bytes = _block_bytes(folders[self.model])
         return Settings(
             serve=ServeSettings(
                 model=str(folders[self.model]),
@@ -66,7 +70,9 @@ class Variation:
             ),
             encoder=EncoderSettings(arena_bytes=room, output_bytes=room if self.room_for_items else 0),
             language=LanguageSettings(
-                kv_bytes=self.kv_blocks * _block_bytes(folders[self.model]) if self.kv_blocks else 128 * MIB,
+                kv_bytes=self.kv_blocks * block_bytes if self.kv_blocks else 128 * MIB,
+                decode_margin_tokens=self.margin_tokens,
+                swap_bytes=self.swap_blocks * block_bytes,
                 prefill_chunk_tokens=self.chunk_tokens,
                 landing_bytes=room,
             ),

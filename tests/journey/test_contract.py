@@ -19,7 +19,7 @@ from tests.journey.conversations import picture, png
 from tests.journey.messages import image, user
 from triptych import wire
 from triptych.config import TOPOLOGIES
-from triptych.journey import Item, Layout, Modality, Role, Sampling, new_request_id
+from triptych.journey import Item, Layout, Modality, Role, new_request_id
 from triptych.models.card import ModelCard, load_card
 from triptych.multimodal.digest import item_digest, source_digest
 from triptych.multimodal.layout import TextPart, lay_out
@@ -28,6 +28,7 @@ from triptych.pb.decode_pb2_grpc import DecodeStub
 from triptych.pb.encoder_pb2_grpc import EncoderStub
 from triptych.pb.prefill_pb2_grpc import PrefillStub
 from triptych.pb.worker_pb2_grpc import WorkerStub
+from triptych.sampling import Sampling
 
 CALL_SECONDS = 20.0
 PIXELS = picture(21, (112, 84))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from triptych.config import LanguageSettings
 from triptych.errors import ConfigError
 from triptych.models.card import load_card, resolve_dtype, resolve_folder
 from triptych.models.fingerprint import PAGE_BYTES, fingerprint
@@ -80,6 +81,13 @@ def test_equal_folders_share_a_fingerprint_wherever_they_lie(folder: Path) -> No
 def test_a_fingerprint_tells_dtypes_apart() -> None:
     prints = {load_card("tiny-vl", dtype).fingerprint for dtype in ("auto", "float32", "bfloat16", "float16")}
     assert len(prints) == 4
+
+
+def test_a_fingerprint_tells_apart_what_is_kept_in_fewer_bits() -> None:
+    kinds = [LanguageSettings(weights=weights, kv_dtype=kv) for weights in ("auto", "fp8") for kv in ("auto", "fp8")]
+    prints = [load_card("tiny-vl", "auto", precision=kind.precision).fingerprint for kind in kinds]
+    assert len(set(prints)) == 4
+    assert prints[0] == load_card("tiny-vl", "auto").fingerprint
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "tokenizer.json", "chat_template.jinja"])

@@ -17,7 +17,8 @@ from triptych.errors import ConfigError, InvalidMedia
 from triptych.journey import Grid, Item, Modality, Run
 from triptych.models.base import PreparedPixels
 from triptych.models.card import ModelCard, load_card
-from triptych.models.loading import ImageProcessor, load_image_processor
+from triptych.models.images import ImageProcessor
+from triptych.models.loading import load_image_processor
 from triptych.models.pixels import patches_of
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.models.stepper import Stepper, Stepping, generate
 from tests.reference import Reference, compare
+from triptych.config import LanguageSettings
 from triptych.models.base import LanguageModel
 from triptych.models.card import load_card
 from triptych.models.loading import load_language
@@ -72,6 +73,15 @@ def test_greedy_answers_equal_the_reference_token_for_token(
     compared = [compare(w, a.token_ids, a.logprobs) for w, a in zip(wanted, answers, strict=True)]
     assert [each.equal_tokens for each in compared] == [STEPS] * len(prompts)
     assert max(each.largest_difference for each in compared) < 1e-4
+
+
+def test_the_generic_decoder_answers_alike(reference: Reference, folder: Path) -> None:
+    settings = LanguageSettings(decoder="generic")
+    model = load_language(load_card(str(folder), "auto"), torch.device("cpu"), "auto", settings)
+    inputs = several_inputs(reference)[1:3]
+    answers = generate(Stepper(model, num_blocks=256), [prompt_of(reference, model, each) for each in inputs], 12, 33)
+    for each, answer in zip(inputs, answers, strict=True):
+        assert compare(reference.generate_from(each, 12)[0], answer.token_ids, answer.logprobs).equal_tokens == 12
 
 
 def test_a_sequence_does_not_depend_on_its_neighbours(reference: Reference, model: LanguageModel) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.models import stock
 from tests.models.kernel_cases import LARGEST_ERRORS, errors
 from triptych.journey import Grid
 from triptych.models.card import load_card
@@ -35,9 +36,7 @@ GRIDS = [
 
 
 def stock_tower(folder: Path) -> Qwen25VLTower:
-    tower = load_tower(load_card(str(folder), "auto"), CPU)
-    assert isinstance(tower, Qwen25VLTower)
-    return tower
+    return stock.stock_tower(load_card(str(folder), "auto"))
 
 
 def patches_of(seed: int, grids: tuple[Grid, ...]) -> Tensor:
@@ -78,8 +77,8 @@ def test_making_it_leaves_no_layer_in_memory_twice(folder: Path) -> None:
     assert not list(tower.module.blocks.parameters())
 
 
-def test_the_cpu_keeps_the_stock_tower_and_plain_kernels(folder: Path) -> None:
-    assert not isinstance(stock_tower(folder), LeanTower)
+def test_the_cpu_keeps_the_stock_tower_in_16_bits_and_plain_kernels(folder: Path) -> None:
+    assert isinstance(load_tower(load_card(str(folder), "auto"), CPU, "bfloat16"), Qwen25VLTower)
     assert choose_kernels(CPU, torch.float32) is PLAIN
 
 

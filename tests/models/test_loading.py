@@ -12,9 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tests.checkpoints import EMBEDDED, random_checkpoint
+from tests.models.stock import stock_tower
+from triptych.config import LanguageSettings
 from triptych.errors import ConfigError
 from triptych.models.card import ModelCard, load_card
-from triptych.models.loading import load_language, load_tower
+from triptych.models.loading import load_language
 from triptych.models.qwen2_5_vl.language import Qwen25VLLanguage
 from triptych.models.qwen2_5_vl.tower import Qwen25VLTower
 
@@ -51,15 +53,13 @@ def nested(name: str) -> str:
 
 
 def language(card: ModelCard, dtype: str = "auto") -> Qwen25VLLanguage:
-    loaded = load_language(card, CPU, dtype)
+    loaded = load_language(card, CPU, dtype, LanguageSettings(decoder="generic"))
     assert isinstance(loaded, Qwen25VLLanguage)
     return loaded
 
 
 def tower(card: ModelCard, dtype: str = "auto") -> Qwen25VLTower:
-    loaded = load_tower(card, CPU, dtype)
-    assert isinstance(loaded, Qwen25VLTower)
-    return loaded
+    return stock_tower(card, dtype)
 
 
 def parameters(module: nn.Module) -> dict[str, Tensor]:

@@ -10,11 +10,11 @@ from torch import Tensor
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids, get_vision_window_index
 
 from tests.checkpoints import EMBEDDED, random_checkpoint
+from tests.models.stock import stock_tower
 from tests.reference import Reference
 from triptych.journey import Grid
 from triptych.models.base import VisionTower
 from triptych.models.card import load_card
-from triptych.models.loading import load_tower
 from triptych.models.qwen2_5_vl.patches import order_patches
 from triptych.models.segment_attention import attend_segments, segment
 
@@ -28,7 +28,7 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def tower(folder: Path) -> VisionTower:
-    return load_tower(load_card(str(folder), "auto"), CPU)
+    return stock_tower(load_card(str(folder), "auto"))
 
 
 @pytest.fixture(scope="module")

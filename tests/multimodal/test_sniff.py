@@ -2,6 +2,7 @@ import struct
 import zlib
 from io import BytesIO
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -21,7 +22,7 @@ from tests.multimodal.images import (
     with_late_chunks,
 )
 from triptych.errors import InvalidMedia
-from triptych.multimodal.sniff import MediaHeader, sniff
+from triptych.multimodal.sniff import MediaHeader, glance, sniff
 
 FILES = plain_files()
 
@@ -213,3 +214,28 @@ def test_a_text_that_inflates_without_end_counts_as_absent() -> None:
 
 def test_the_header_tells_pixels() -> None:
     assert MediaHeader("png", 3, 4, 4, 3, 6).pixels == 12
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_glance_sees_what_a_look_sees_or_nothing(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    picture = Image.fromarray(random.integers(0, 256, (40 + seed, 60, 3), dtype=np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = seed % 8 + 1
+    out = BytesIO()
+    kind = ("JPEG", "JPEG", "PNG", "WEBP")[seed % 4]
+    picture.save(out, kind, exif=exif)
+    data = out.getvalue()
+    assert glance(data) == (sniff(data) if kind == "JPEG" else None)
+    assert glance(data[:3] + b"\xe2\x00\x02\xff" * 70 + data[3:]) is None  # too many segments for a glance
+    assert glance(data[:100]) is None
+
+
+def test_a_glance_does_not_go_behind_the_first_kilobytes() -> None:
+    out = BytesIO()
+    Image.new("RGB", (9, 7)).save(out, "JPEG")
+    data = out.getvalue()
+    profile = b"\xff\xe2\xff\xff" + bytes((1 << 16) - 3)
+    far = data[:2] + profile + data[2:]
+    assert glance(far) is None
+    assert sniff(far).width == 9

@@ -39,6 +39,8 @@ from triptych.pb import (
 )
 from triptych.router.link import KnownWorker
 
+WAIT_SECONDS = 0.05  # between two words of one that makes room
+
 
 @dataclass(slots=True, eq=False)
 class LoopbackWorker:
@@ -71,6 +73,7 @@ class LoopbackWorker:
     window_gate: asyncio.Event = field(default_factory=asyncio.Event)  # closed: no window but the first is granted
     late_gate: asyncio.Event = field(default_factory=asyncio.Event)  # what fails late waits for it
     fail_decode_at: dict[int, TriptychError] = field(default_factory=dict)  # by position, once
+    waits_at: dict[int, float] = field(default_factory=dict)  # by position, once: seconds in which it makes room
     skip_position: int = -1  # a token that gets lost
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # closed: reserve, prefill and encode wait
     log: list[str] = field(default_factory=list)
@@ -291,6 +294,9 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
             while open_branches:
                 position += 1
                 await asyncio.sleep(worker.token_pause_seconds)
+                for _ in range(round(worker.waits_at.pop(position, 0) / WAIT_SECONDS)):
+                    worker._routers[router_id].put_nowait(decode_pb2.SequenceTokens(request_id=key[0], attempt=key[1]))
+                    await asyncio.sleep(WAIT_SECONDS)
                 message = decode_pb2.SequenceTokens(request_id=key[0], attempt=key[1])
                 failure = worker.fail_decode_at.pop(position, None)
                 if failure is not None:

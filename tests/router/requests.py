@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from triptych.journey import Sampling, Token, new_request_id
+from triptych.journey import Token, new_request_id
 from triptych.multimodal.layout import TextPart, lay_out
 from triptych.router.request import Prepared, Request
 from triptych.router.timeline import Timeline
+from triptych.sampling import Sampling
 
 
 def text_request(

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from triptych.errors import InvalidMedia, MediaTooLarge
+from triptych.router import data_uri
 from triptych.router.data_uri import is_data_uri, read_data_uri
 
 pytestmark = pytest.mark.anyio
@@ -94,3 +95,27 @@ async def test_garbage_never_raises_anything_else(seed: int) -> None:
             await read(url)
         except InvalidMedia:
             pass
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_the_fast_decoder_never_takes_what_the_strict_one_refuses(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With it and without it: the same bytes, or no bytes at all."""
+    rng = random.Random(seed)
+    for _ in range(300):
+        text = list(encoded(rng.randbytes(rng.randrange(40))))
+        for _ in range(rng.randrange(3)):
+            text.insert(rng.randrange(len(text) + 1), rng.choice("=+/-_ \nAé"))
+        url = "data:image/png;base64," + "".join(text)
+        with monkeypatch.context() as without:
+            without.setattr(data_uri, "pybase64", None)
+            slow = await _outcome(url)
+        assert await _outcome(url) == slow, url
+
+
+async def _outcome(url: str) -> bytes | str:
+    try:
+        return await read(url)
+    except InvalidMedia as error:
+        return error.message

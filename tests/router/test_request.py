@@ -7,7 +7,7 @@ import pytest
 
 from tests.router.requests import text_request, token, tokens_of
 from triptych.errors import DeadlineExceeded, InternalError, InvalidRecord, WorkerLost
-from triptych.journey import Stage
+from triptych.stages import Stage
 
 pytestmark = pytest.mark.anyio
 

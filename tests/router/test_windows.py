@@ -8,12 +8,13 @@ from tests.router.loopback import LoopbackWorker
 from tests.router.loopback_prefill import token_id
 from tests.router.serving import picture, serving, tiers, until
 from triptych.errors import ClaimExpired, TransferFailed
-from triptych.journey import Sampling, new_request_id
+from triptych.journey import new_request_id
 from triptych.models.card import ModelCard
 from triptych.multimodal.layout import TextPart, lay_out
 from triptych.pb.prefill_pb2 import Accepted
 from triptych.router.request import Prepared, Request
 from triptych.router.timeline import Timeline
+from triptych.sampling import Sampling
 
 pytestmark = pytest.mark.anyio
 TEXT = {"type": "text", "text": "what?"}

@@ -67,8 +67,9 @@ def meet(owner: Endpoint, mine: KVFormat | None) -> KVFormat | None:
         peers.close()
 
 
-def test_a_format_survives_the_wire() -> None:
-    assert kv_format_from_pb(kv_format_to_pb(THEIRS)) == THEIRS
+@pytest.mark.parametrize("form", [THEIRS, replace(THEIRS, dtype="float8_e4m3fn", scaling="0123456789abcdef")], ids=str)
+def test_a_format_survives_the_wire(form: KVFormat) -> None:
+    assert kv_format_from_pb(kv_format_to_pb(form)) == form
 
 
 @pytest.mark.parametrize(
@@ -86,8 +87,9 @@ def test_workers_whose_kv_can_be_repacked_know_of_each_other(owner: Endpoint, mi
         ({"dtype": "float8_e4m3fn"}, "dtypes bfloat16 there and float8_e4m3fn here"),
         ({"layers": 36, "head_size": 64}, "layers 28 there and 36 here, head sizes 128 there and 64 here"),
         ({"total_heads": 8}, "heads of the model 4 there and 8 here"),
+        ({"scaling": "b1ec"}, "scales none there and b1ec here"),
     ],
-    ids=["dtype", "layers and head size", "heads"],
+    ids=["dtype", "layers and head size", "heads", "scales"],
 )
 def test_workers_whose_kv_cannot_be_repacked_refuse_each_other(
     owner: Endpoint, change: dict[str, Any], reason: str

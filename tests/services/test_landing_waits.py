@@ -12,13 +12,14 @@ import pytest
 from triptych import wire
 from triptych.cluster.roles import BUILDERS
 from triptych.config import MIB, LanguageSettings, ServeSettings, Settings
-from triptych.journey import BlockRef, Endpoint, KVRef, Role, Sampling, Shard, Token, new_claim_id, new_request_id
+from triptych.journey import BlockRef, Endpoint, KVRef, Role, Shard, Token, new_claim_id, new_request_id
 from triptych.models.card import load_card
 from triptych.multimodal.layout import TextPart, lay_out
 from triptych.pb import decode_pb2, worker_pb2
 from triptych.pb.common_pb2 import Envelope
 from triptych.pb.decode_pb2_grpc import DecodeStub
 from triptych.pb.worker_pb2_grpc import WorkerServicer, WorkerStub, add_WorkerServicer_to_server
+from triptych.sampling import Sampling
 from triptych.services.host import Placement, WorkerHost
 
 LAYOUT = lay_out([TextPart(tuple(range(5, 13)))])

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from tests.transfer.neighbours import CPU, HERE, OWNER, blocks_ref
 from triptych.config import TransferSettings
+from triptych.dtypes import DTYPE_BYTES
 from triptych.errors import ClaimExpired, InvalidRecord, TransferFailed
-from triptych.journey import DTYPE_BYTES, KVRef, Shard
+from triptych.journey import KVRef, Shard
 from triptych.transfer.checksum import checksum
 from triptych.transfer.kv_format import KVFormat, repack_refusal
 from triptych.transfer.reader import Reader
@@ -188,6 +189,7 @@ def test_what_cannot_be_repacked_is_refused_with_the_reason() -> None:
         ({"head_size": 16}, "head sizes 16 there and 8 here"),
         ({"total_heads": 8}, "heads of the model 8 there and 4 here"),
         ({"dtype": "float8_e5m2"}, "dtypes float8_e5m2 there and bfloat16 here"),
+        ({"scaling": "b1ec"}, "scales b1ec there and none here"),
     ]:
         changes: Any = change
         assert repack_refusal(replace(mine, **changes), mine) == f"KV cannot be repacked: {reason}"
@@ -203,6 +205,8 @@ def test_formats_differ_in_their_digest_where_blocks_do() -> None:
         {"dtype": "float16"},
         {"first_head": 4},
         {"total_heads": 16},
+        {"scaling": "b1ec"},
+        {"scaling": "b1ed"},
     ]
     assert len({mine.digest, *(replace(mine, **change).digest for change in changes)}) == 1 + len(changes)
     assert KVFormat(2, 16, 4, 8, "bfloat16", 0, 8).digest == mine.digest

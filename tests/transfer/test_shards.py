@@ -9,8 +9,9 @@ from torch import Tensor
 
 from tests.transfer.neighbours import CPU, HERE, rows_ref
 from triptych.config import TransferSettings
+from triptych.dtypes import DTYPE_BYTES
 from triptych.errors import ClaimExpired, InvalidRecord, TransferFailed
-from triptych.journey import DTYPE_BYTES, EmbeddingRef, Shard
+from triptych.journey import EmbeddingRef, Shard
 from triptych.transfer.checksum import checksum
 from triptych.transfer.reader import Reader
 from triptych.transfer.slab import Slab, create_slab

@@ -40,6 +40,7 @@ class WorkerActor:
             roles=frozenset(Role(role) for role in roles),
             bind_host="127.0.0.1" if loopback else ray.util.get_node_ip_address(),
             device=settings.serve.device,
+            device_share=_device_share(),
         )
         self._host = host_module.WorkerHost(placement, roles_module.BUILDERS, settings)
         self._address = WorkerAddress(worker_id, placement.roles, self._host.start(), os.getpid())
@@ -58,7 +59,8 @@ class RouterActor:
         _log_to_stderr(settings)
         server_module: Any = importlib.import_module("triptych.router.server")
         card_module: Any = importlib.import_module("triptych.models.card")
-        card = card_module.load_card(settings.serve.model, settings.serve.dtype)
+        serve, precision = settings.serve, settings.language.precision
+        card = card_module.load_card(serve.model, serve.dtype, load_format=serve.load_format, precision=precision)
         self._server = server_module.RouterServer(settings, card)
         self._port: int = self._server.start()
 
@@ -77,6 +79,12 @@ class RouterActor:
 
     def stop(self) -> None:
         self._server.stop()
+
+
+def _device_share() -> float:
+    """Of its GPU, as Ray has placed this actor; 1 without one."""
+    assigned = ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0)
+    return min(1.0, float(assigned)) or 1.0
 
 
 def _log_to_stderr(settings: Settings) -> None:

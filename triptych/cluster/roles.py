@@ -1,15 +1,29 @@
-"""Which builder makes which role: the one place where the tiers meet in one process."""
+"""Which builder makes which role: the one place where the tiers meet in one process.
 
+A tier is imported when a worker has its role, by name: what only a vision tower needs takes seconds to import.
+"""
+
+import importlib
 from collections.abc import Mapping
+from typing import cast
+
+import grpc
 
 from triptych.journey import Role
-from triptych.services.decode.service import build_decode
-from triptych.services.encoder.service import build_encoder
 from triptych.services.host import Builder
-from triptych.services.prefill.service import build_prefill
+from triptych.services.site import Language, RoleWorker, Site
+
+
+def _of(tier: str) -> Builder:
+    def build(site: Site, language: Language | None, server: grpc.aio.Server) -> RoleWorker:
+        module = importlib.import_module(f"triptych.services.{tier}.service")
+        return cast(Builder, getattr(module, f"build_{tier}"))(site, language, server)
+
+    return build
+
 
 BUILDERS: Mapping[Role, Builder] = {
-    Role.ENCODE: build_encoder,
-    Role.PREFILL: build_prefill,
-    Role.DECODE: build_decode,
+    Role.ENCODE: _of("encoder"),
+    Role.PREFILL: _of("prefill"),
+    Role.DECODE: _of("decode"),
 }

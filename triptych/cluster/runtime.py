@@ -17,10 +17,10 @@ _PRIVATE = "triptych_private"
 class RayRuntime:
     """A connection to Ray; `close` also ends Ray when it was started here, and only then."""
 
-    def __init__(self, address: str = "auto", show_logs: bool = False) -> None:
+    def __init__(self, address: str = "auto", show_logs: bool = False, num_actors: int = 1) -> None:
         """address: auto joins what runs here and else starts one, local always starts one; or where Ray is.
 
-        show_logs: print what the actors log
+        show_logs: print what the actors log; num_actors: that will run in a Ray of our own
         Raises ConfigError when no Ray answers at an address that was named.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -33,12 +33,14 @@ class RayRuntime:
         if ray.is_initialized():
             return
         if address == "local" or not self._join(address):
-            self._start()
+            self._start(num_actors)
         self._joined_here = True
 
-    def _start(self) -> None:
+    def _start(self, num_actors: int) -> None:
         ray.init(
             address="local",
+            # Our actors ask for none. Ray starts as many processes ahead, and one for each core would be many.
+            num_cpus=num_actors,
             include_dashboard=False,
             log_to_driver=self._show_logs,
             logging_level=logging.ERROR,

@@ -46,7 +46,7 @@ def with_folder(settings: Settings, progress: Callable[[str], None]) -> Settings
     serve = settings.serve
     if serve.model == EMBEDDED_MODEL:
         return settings
-    card = load_card(serve.model, serve.dtype, progress)
+    card = load_card(serve.model, serve.dtype, progress, serve.load_format, settings.language.precision)
     name = serve.served_name or card.name
     return replace(settings, serve=replace(serve, model=str(card.folder.resolve()), served_name=name))
 
@@ -64,7 +64,7 @@ _LOOK_SECONDS = 0.5
 
 _SERVE_FLAGS = (
     *("model", "served_name", "topology", "encoders", "prefills", "decodes"),
-    *("device", "dtype"),
+    *("device", "dtype", "load_format"),
 )
 
 

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from triptych.cluster.actors import RouterActor, WorkerActor, WorkerAddress
+from triptych.cluster.ahead import CompilingAhead
 from triptych.cluster.ports import with_port
 from triptych.cluster.runtime import RayRuntime
 from triptych.config import TOPOLOGIES, Settings
@@ -56,6 +57,7 @@ class Supervisor:
         self._show_logs = show_logs
         self._progress = progress
         self._runtime: RayRuntime | None = None
+        self._ahead: CompilingAhead | None = None
         self._workers: dict[str, Any] = {}  # worker id -> actor handle
         self._router: Any = None
         self._addresses: dict[str, WorkerAddress] = {}
@@ -68,12 +70,17 @@ class Supervisor:
         """The router's port. Raises ConfigError or ClusterError with the first worker's reason, after cleaning up."""
         self._settings = with_port(self._settings)
         try:
+            planned = plan_workers(self._settings)
+            self._ahead = CompilingAhead(self._settings, frozenset().union(*(roles for _, roles in planned)))
+            if len(self._ahead):
+                self._progress("compiling kernels that no cache has, beside what follows")
             self._progress("looking for Ray")
-            self._runtime = RayRuntime(self._settings.serve.ray, self._show_logs)
+            self._runtime = RayRuntime(self._settings.serve.ray, self._show_logs, num_actors=len(planned) + 1)
             where = "started for this server alone" if self._runtime.started_here else "joined, it was running already"
             self._progress(f"Ray {where}")
             self._create_actors(loopback=self._runtime.started_here)
             self._wait_started()
+            self._ahead.stop()
             self._wait_ready()
         except BaseException:
             self.stop()
@@ -97,6 +104,8 @@ class Supervisor:
         if self._done.is_set():
             return
         self._done.set()
+        if self._ahead is not None:
+            self._ahead.stop()
         if self._watcher.is_alive():
             self._watcher.join(timeout=_STOP_SECONDS)
         actors = ([self._router] if self._router is not None else []) + list(self._workers.values())

@@ -1,16 +1,14 @@
 """A step's tokens flattened into the arrays that a forward pass reads."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from triptych.engine.device import ship
+from triptych.engine.decode_rows import Rows
 from triptych.engine.plan import Chunk
-from triptych.engine.sequence import DecodeSequence
-from triptych.journey import Int64Array
+from triptych.journey import Int32Array, Int64Array
 from triptych.models.base import PagedInputs
 from triptych.multimodal.rope import rope_positions
 
@@ -36,18 +34,6 @@ class Stretch:
         return self.begin + len(self.token_ids)
 
 
-def decode_stretch(sequence: DecodeSequence) -> Stretch:
-    """The last token of a branch."""
-    position = sequence.num_kv_tokens
-    return Stretch(
-        token_ids=np.array(sequence.tokens[-1:], dtype=np.int64),
-        rope=np.full((3, 1), position + sequence.rope_delta, dtype=np.int64),
-        begin=position,
-        blocks=sequence.blocks,
-        wants_logits=True,
-    )
-
-
 def chunk_stretch(chunk: Chunk) -> Stretch:
     """A chunk of a prompt and of what was generated behind it."""
     prompt, generated = chunk.sequence.layout, chunk.sequence.generated
@@ -64,35 +50,53 @@ def chunk_stretch(chunk: Chunk) -> Stretch:
     )
 
 
-def flatten(stretches: Sequence[Stretch], block_size: int, device: torch.device) -> tuple[Tensor, PagedInputs]:
-    """Token ids [tokens] int64 on the device, and where they stand."""
-    lengths = np.array([len(stretch.token_ids) for stretch in stretches])
-    begins = np.array([stretch.begin for stretch in stretches])
-    tables = _block_tables(stretches, block_size)
-    ends = np.cumsum(lengths)
-    rows = np.repeat(np.arange(len(stretches)), lengths)
-    position = np.arange(ends[-1]) + np.repeat(begins - (ends - lengths), lengths)
-    slots = tables[rows, position // block_size] * block_size + position % block_size
-    asked = np.array([end - 1 for end, stretch in zip(ends, stretches, strict=True) if stretch.wants_logits])
+@dataclass(frozen=True, slots=True, eq=False)
+class Flat:
+    """A step on the host, as `PagedInputs` tells it to the device: branches first, then stretches of prompts."""
 
-    def shipped(array: Int64Array) -> Tensor:
-        return ship(torch.from_numpy(array), device)
+    token_ids: Int64Array  # [tokens]
+    positions: Int64Array  # [3, tokens]
+    slots: Int64Array  # [tokens]
+    tables: Int64Array  # [sequences, most blocks in use]
+    logits_at: Int64Array  # [asked]
+    query_lengths: tuple[int, ...]
+    kv_lengths: tuple[int, ...]
 
-    inputs = PagedInputs(
-        positions=shipped(np.concatenate([stretch.rope for stretch in stretches], axis=1)),
-        slots=shipped(slots),
-        query_lengths=tuple(lengths.tolist()),
-        kv_lengths=tuple((begins + lengths).tolist()),
-        block_tables=shipped(tables),
-        logits_at=shipped(asked.astype(np.int64)),
-    )
-    return shipped(np.concatenate([stretch.token_ids for stretch in stretches])), inputs
+    @property
+    def arrays(self) -> list[Int64Array]:
+        """What is to be shipped, in the order in which `inputs` takes it."""
+        return [self.token_ids, self.positions, self.slots, self.tables, self.logits_at]
+
+    def inputs(self, shipped: Sequence[Tensor]) -> tuple[Tensor, PagedInputs]:
+        """Token ids [tokens], and where they stand, of `arrays` on the device."""
+        token_ids, positions, slots, tables, logits_at = shipped
+        return token_ids, PagedInputs(positions, slots, self.query_lengths, self.kv_lengths, tables, logits_at)
 
 
-def _block_tables(stretches: Sequence[Stretch], block_size: int) -> Int64Array:
-    """[sequences, most blocks in use]: not the reserved ones, whose number would widen every attention."""
+def flatten(rows: Rows, table: Callable[[int, int], Int32Array], stretches: Sequence[Stretch], block_size: int) -> Flat:
+    """table: of the branches, as DecodeRows.table"""
     used = [-(-stretch.end // block_size) for stretch in stretches]
-    tables = np.zeros((len(stretches), max(used)), dtype=np.int64)
-    for row, (stretch, count) in enumerate(zip(stretches, used, strict=True)):
-        tables[row, :count] = stretch.blocks[:count]
-    return tables
+    count, width = rows.count, max([rows.width, *used])
+    tables = np.zeros((count + len(stretches), width), dtype=np.int64)
+    tables[:count] = table(count, width)
+    for row, (stretch, blocks) in enumerate(zip(stretches, used, strict=True), start=count):
+        tables[row, :blocks] = stretch.blocks[:blocks]
+    lengths = [len(stretch.token_ids) for stretch in stretches]
+    ends = count + np.cumsum(lengths, dtype=np.int64)
+    asked = [end - 1 for end, stretch in zip(ends.tolist(), stretches, strict=True) if stretch.wants_logits]
+    slots = [_slots(stretch, block_size) for stretch in stretches]
+    return Flat(
+        token_ids=np.concatenate([rows.token_ids, *(stretch.token_ids for stretch in stretches)]),
+        positions=np.concatenate([np.tile(rows.ropes, (3, 1)), *(stretch.rope for stretch in stretches)], axis=1),
+        slots=np.concatenate([rows.slots, *slots]),
+        tables=tables,
+        logits_at=np.concatenate([np.arange(count), np.array(asked, dtype=np.int64)]),
+        query_lengths=(*((1,) * count), *lengths),
+        kv_lengths=(*(rows.positions + 1).tolist(), *(stretch.end for stretch in stretches)),
+    )
+
+
+def _slots(stretch: Stretch, block_size: int) -> Int64Array:
+    """block_id * block_size + offset of each of its tokens."""
+    positions = np.arange(stretch.begin, stretch.end)
+    return stretch.blocks[positions // block_size] * block_size + positions % block_size

@@ -189,6 +189,12 @@ class BlockLedger:
         self._held[holder] = [by_old.get(id, id) for id in held]
         self.pool.release(old)
 
+    def shrink(self, holder: Hashable, keep: int) -> None:
+        """Holder keeps its first so many blocks; the last goes first, as in `free`."""
+        held = self._held[holder]
+        self.pool.release(reversed(held[keep:]))
+        del held[keep:]
+
     def free(self, holder: Hashable) -> None:
         """Everything holder has, last blocks first: the beginning of a prompt is of use to more others than its end.
 

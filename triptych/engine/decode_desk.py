@@ -11,6 +11,7 @@ from functools import partial
 
 from triptych.engine.jobs import DecodeJob, DecodeSink, Reserved, check_branches, check_decode, require_newer
 from triptych.engine.mailbox import News, NewsQueue
+from triptych.engine.plan import Admitted
 from triptych.engine.scheduler import Scheduler
 from triptych.engine.sequence import DecodeSequence, Reservation
 from triptych.errors import (
@@ -23,9 +24,12 @@ from triptych.errors import (
     InvariantViolation,
     LayoutMismatch,
     Overloaded,
+    Preempted,
     TriptychError,
 )
 from triptych.journey import RequestId, Token
+
+STILL_HERE_SECONDS = 5.0  # between news of one that makes room; whoever waits for it gives up after some ten times that
 
 OnReserved = Callable[[Reserved | TriptychError], None]
 SinkEntry = tuple[RequestId, int, Token]  # request, attempt, token
@@ -58,6 +62,7 @@ class DecodeDesk:
         self._vocab_size = vocab_size
         self._news = news
         self._tasks: dict[RequestId, DecodeTask] = {}
+        self._told_at = -math.inf  # on time.monotonic: of those that make room, that they are still here
 
     @property
     def is_empty(self) -> bool:
@@ -81,8 +86,11 @@ class DecodeDesk:
         self._scheduler.add_reservation(reservation)
         self._tasks[reservation.request_id] = DecodeTask(reservation, deadline, [on_done])
 
-    def grant(self, reservations: Iterable[Reservation]) -> None:
-        for reservation in reservations:
+    def grant(self, admitted: Admitted) -> None:
+        """Tell who got room, and whose request has ended for it."""
+        for request_id in admitted.ended:
+            self.end(request_id, Preempted("its KV blocks were needed by those before it; prefill what it has again"))
+        for reservation in admitted.reservations:
             task = self._tasks[reservation.request_id]
             task.is_granted = True
             self._tell_granted(task)
@@ -155,10 +163,17 @@ class DecodeDesk:
                 free = f"{pool.num_free_blocks} of {pool.num_blocks} are free"
                 error = Overloaded(f"no room before the deadline: {blocks} KV blocks are needed, {free}")
             self.end(task.reservation.request_id, error)
+        if now >= self._told_at + STILL_HERE_SECONDS:
+            self._told_at = now
+            for request_id in self._scheduler.aside_ids():
+                task = self._tasks[request_id]
+                if task.sink is not None:
+                    self._news.append(News(partial(task.sink.waiting, request_id, task.reservation.attempt)))
 
     def next_deadline(self) -> float:
         """On time.monotonic; infinite when nothing is due."""
-        return min((task.deadline for task in self._tasks.values()), default=math.inf)
+        due = min((task.deadline for task in self._tasks.values()), default=math.inf)
+        return min(due, self._told_at + STILL_HERE_SECONDS) if self._scheduler.aside_ids() else due
 
     def check(self) -> None:
         """Raises InvariantViolation with the first rule that does not hold."""

@@ -10,14 +10,14 @@ On the CPU a recorder keeps the work itself in place of a graph, so that all of 
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from triptych.engine.capture import Capture, Work, pointers
 from triptych.engine.device import ship
 from triptych.engine.encoder_buckets import Bucket, Frame, boundaries, choose, frame, pad_contexts, token_steps
 from triptych.errors import ConfigError, LayoutMismatch
@@ -28,50 +28,6 @@ from triptych.transfer.slab import Slab
 log = logging.getLogger(__name__)
 
 SCRATCH_UNITS = 1  # at the end of the slab, where padded rows go
-
-Work = Callable[[], None]
-
-
-class Capture(Protocol):
-    """How work on fixed tensors is made repeatable."""
-
-    def capture(self, work: Work) -> Work:
-        """What does the same work again, on the same tensors, however often it is called."""
-
-
-class Recorder:
-    """Keeps the work as it is: for the CPU, which would take long to run each at its full size first."""
-
-    def capture(self, work: Work) -> Work:
-        return work
-
-
-class CudaCapture:
-    """CUDA graphs that share one memory pool: they are replayed one at a time, and leave nothing in it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def capture(self, work: Work) -> Work:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            work()  # libraries allocate and choose kernels in a first call, which a capture would not survive
-        self._stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: other roles of this process may allocate meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            work()
-        return graph.replay
-
-
-def pointers(tensors: Mapping[str, object]) -> dict[str, int]:
-    """Where each tensor is. Raises TypeError for what is none."""
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"captured work reads {name!r}, which is a {type(tensor).__name__}, expected a tensor")
-    return {name: tensor.data_ptr() for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
 
 
 @dataclass(slots=True, eq=False)

@@ -9,13 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triptych.engine.capture import Work
+from triptych.engine.cpu_threads import CpuThreads
 from triptych.engine.encoder_blame import check_rows, encode_in_parts
-from triptych.engine.encoder_graphs import BlockGraphs, Work
+from triptych.engine.encoder_graphs import BlockGraphs
 from triptych.engine.host_tier import Demotion, HostSlot, HostTier
 from triptych.errors import ConfigError, InternalError, TriptychError
 from triptych.journey import Grid, Int64Array
 from triptych.models.base import Prepared, VisionTower
 from triptych.transfer.checksum import checksum
+from triptych.transfer.cuda_events import LOWEST_PRIORITY, new_sleeping_event, new_stream
 from triptych.transfer.slab import Slab
 
 # On CUDA the loop prepares and launches one batch while the device works on another; a third would only hold memory.
@@ -70,8 +73,9 @@ class EncoderRunner:
         if self._unit_bytes % tower.dtype.itemsize:
             raise ConfigError(f"arena units have {self._unit_bytes} bytes, expected a multiple of {tower.dtype}")
         self._with_checksums = with_checksums
-        cuda = tower.device.type == "cuda"
-        self._stream = torch.cuda.Stream(tower.device) if cuda else None  # type: ignore[no-untyped-call]
+        self._threads = CpuThreads(tower.device)
+        # Of the lowest priority: running answers, which one process may decode beside, go first.
+        self._stream = new_stream(tower.device, LOWEST_PRIORITY) if tower.device.type == "cuda" else None
         self._launched: deque[torch.cuda.Event] = deque()
 
     @property
@@ -124,6 +128,7 @@ class EncoderRunner:
         self._await_room()
         prepared = [item.prepared for item in batch if item.prepared is not None]
         grids = [item.grid for item in prepared]
+        self._threads.take(sum(grid.patches for grid in grids))
         patches = self._tower.patches([item.pixels for item in prepared], grids)
         store = self._captured(patches, grids, batch) or self._eager(patches, grids, batch)
         # Only now: items whose rows could not be made or are not what was planned leave the arena as it was.
@@ -169,8 +174,7 @@ class EncoderRunner:
 
     def _note_launch(self) -> None:
         if self._stream is not None:
-            # Blocking: a thread that waits for it sleeps, where the default would keep a core busy.
-            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            event = new_sleeping_event()
             event.record(self._stream)
             self._launched.append(event)
 

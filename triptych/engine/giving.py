@@ -8,6 +8,7 @@ from triptych.engine.blocks import BlockLedger
 from triptych.engine.decode_places import DecodePlaces
 from triptych.engine.jobs import Window
 from triptych.engine.landing_books import LandingBooks
+from triptych.engine.preemption import Preemption
 from triptych.engine.prefixes import Prefixes
 from triptych.engine.sequence import PrefillSequence, Reservation, blocks_for
 from triptych.journey import RequestId
@@ -28,12 +29,19 @@ class Giving:
     """Takes from the scheduler's books, all or nothing."""
 
     def __init__(
-        self, ledger: BlockLedger, prefixes: Prefixes, decodes: DecodePlaces, landing: LandingBooks, block_size: int
+        self,
+        ledger: BlockLedger,
+        prefixes: Prefixes,
+        decodes: DecodePlaces,
+        landing: LandingBooks,
+        preemption: Preemption,
+        block_size: int,
     ) -> None:
         self._ledger = ledger
         self._prefixes = prefixes
         self._decodes = decodes
         self._landing = landing
+        self._preemption = preemption
         self._block_size = block_size
 
     def give(self, ask: Ask, room: Room) -> Given | None:
@@ -41,7 +49,7 @@ class Giving:
         if isinstance(ask, Reservation):
             return self._grant(ask, room)
         held = self._reserved_for(ask)
-        if held is None and not room.blocks_open:
+        if held is None and not (room.blocks_open and self._preemption.lets_in(None)):
             return None  # it needs a block at least: not worth a lookup
         cached = self._prefixes.look(ask)
         if cached is None:
@@ -59,7 +67,7 @@ class Giving:
         return Given(new_blocks, num_freed, [(ask, self._landing.begin(ask))])
 
     def _grant(self, ask: Reservation, room: Room) -> Given | None:
-        if not room.blocks_open:
+        if not (room.blocks_open and self._preemption.lets_in(ask.rank)):
             return None  # as above
         cached = self._prefixes.find(ask.keys, ask.prompt_tokens)
         if not room.take(Need(ask.num_blocks - len(cached) + self._num_resting(cached), 0)):

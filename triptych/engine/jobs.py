@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from triptych.errors import Cancelled, ContextTooLong, InvalidRequest, LayoutMismatch, TriptychError
-from triptych.journey import MOST_BRANCHES, BlockRef, Layout, RequestId, Sampling, Token
+from triptych.journey import BlockRef, Layout, RequestId, Token
+from triptych.sampling import MOST_BRANCHES, Sampling
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +105,9 @@ class DecodeSink(Protocol):
 
     def tokens(self, batch: Sequence[tuple[RequestId, int, Token]]) -> None:
         """All tokens one step has made for this sink: request, attempt, token. The last of a branch has a reason."""
+
+    def waiting(self, request_id: RequestId, attempt: int) -> None:
+        """The request makes room for others, and is not forgotten; told every few seconds for as long as that lasts."""
 
     def failed(self, request_id: RequestId, attempt: int, error: TriptychError) -> None:
         """The request has ended without its finish reason, and everything it held is free."""

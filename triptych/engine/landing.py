@@ -8,15 +8,17 @@ from torch import Tensor
 from triptych.errors import Cancelled, InvariantViolation, LayoutMismatch
 from triptych.journey import Item, Layout, RequestId
 from triptych.multimodal.rows import RowPiece
+from triptych.transfer.cuda_events import new_idle_stream
 
 
 class LandingMemory:
     """One tensor per item, made when its window is granted and dropped as soon as its last row is fused.
 
-    How much may be out is the scheduler's business; this only holds it. On CUDA the tensors belong to the engine's
-    stream: the engine waits for that stream between making them and lending them out, so that copies may write from
-    any stream, and a copy must have ended before its item is reported as landed. Whoever still holds a view when a
-    request ends keeps that memory alive, and writes into nobody else's.
+    How much may be out is the scheduler's business; this only holds it. Copies may write from any stream at once, and a
+    copy must have ended before its item is reported as landed. Whoever still holds a view when a request ends keeps
+    that memory alive, and writes into nobody else's; so does a step that reads rows, until it has ended. On CUDA the
+    tensors come from a part of torch's memory that no kernel works in: it keeps apart what is allocated on different
+    streams, and nothing is ever launched on theirs.
     """
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device, levels: int = 1) -> None:
@@ -24,6 +26,7 @@ class LandingMemory:
         self._width = levels * width
         self._dtype = dtype
         self._device = device
+        self._stream = new_idle_stream(device) if device.type == "cuda" else None
         self._rows: dict[RequestId, dict[int, Tensor]] = {}
 
     @property
@@ -37,9 +40,11 @@ class LandingMemory:
         Raises what torch raises when the device is full; then none of these items is open. Raises InvariantViolation
         for an item that is.
         """
-        made = {
-            item.index: torch.empty(item.rows, self._width, dtype=self._dtype, device=self._device) for item in items
-        }
+        with torch.cuda.stream(self._stream):  # the current one where there is none
+            made = {
+                item.index: torch.empty(item.rows, self._width, dtype=self._dtype, device=self._device)
+                for item in items
+            }
         held = self._rows.get(request_id, {})
         if twice := held.keys() & made.keys():
             raise InvariantViolation(f"landing memory of item {min(twice)} is open already")

@@ -1,8 +1,7 @@
 """The language engine: one thread that prefills and decodes, continuously batched, for one model on one device.
 
-A turn: take in what other threads have asked for, end what is overdue, give room to those whose turn it is, run one
-step, tell the sinks. Other threads only ever leave commands or read the books; all changes but the return of lent
-blocks are made by the engine's thread, between two steps.
+Other threads only ever leave commands or read the books; all changes but the return of lent blocks are made by the
+engine's thread, between two launches of a step. What it does in a turn is in turns.py.
 """
 
 import logging
@@ -19,14 +18,15 @@ from triptych.engine.decode_desk import DecodeDesk, OnReserved
 from triptych.engine.device_errors import DeviceLost
 from triptych.engine.jobs import DecodeJob, DecodeSink, PrefillJob, PrefillSink
 from triptych.engine.landing import LandingMemory
+from triptych.engine.limits import limits_of
 from triptych.engine.mailbox import Mailbox, as_triptych
-from triptych.engine.plan import Limits
 from triptych.engine.prefill_desk import PrefillDesk
 from triptych.engine.runner import Runner
 from triptych.engine.scheduler import Scheduler
 from triptych.engine.sequence import Reservation
 from triptych.engine.stepper import Stepper, StepReport
-from triptych.errors import Cancelled, ClaimExpired, TriptychError, WorkerLost
+from triptych.engine.turns import Turns
+from triptych.errors import Cancelled, ClaimExpired, WorkerLost
 from triptych.journey import Layout, RequestId
 from triptych.models.base import LanguageModel
 from triptych.transfer.slab import Slab
@@ -58,20 +58,20 @@ class LanguageEngine:
         fingerprint:   of the model; KV of equal prompts is computed once, unless settings.prefix_cache says no
         max_item_rows: of the largest item that may come, which landing memory must take; 0: a whole context of rows
         """
-        self._runner = Runner(model, slab, settings.kv_bytes, settings.block_size)
+        self._runner = Runner(model, slab, settings)
         self._landing = LandingMemory(model.hidden_size, model.dtype, model.device, model.levels)
-        self.limits = _limits(model, settings, self._landing.row_bytes, max_item_rows)
+        self.limits = limits_of(model, settings, self._landing.row_bytes, max_item_rows)
+        self._runner.make_room(self.limits.num_swap_slots)
         self._scheduler = Scheduler(self.limits, self._runner.num_blocks)
         self._mailbox = Mailbox()
         self._lock = self._mailbox.lock
-        self._copies: list[tuple[int, int]] = []  # blocks to copy before the next step, (from, to)
         self._keyed_by = keyed_by = fingerprint if settings.prefix_cache else None
         self._prefills = PrefillDesk(self._scheduler, self._landing, model.vocab_size, self._mailbox.news, keyed_by)
         self._decodes = DecodeDesk(self._scheduler, model.vocab_size, self._mailbox.news)
-        self._stepper = Stepper(
-            self._runner, self._scheduler, self._landing, self._prefills, self._decodes, self._mailbox
-        )
-        self._on_step = on_step
+        desks = self._prefills, self._decodes
+        stepper = Stepper(self._runner, self._scheduler, self._landing, *desks, self._mailbox, on_step)
+        depth = int(settings.pipeline == "on" or (settings.pipeline == "auto" and model.device.type == "cuda"))
+        self._turns = Turns(self._runner, self._scheduler, stepper, *desks, self._mailbox, depth)
         self._on_fatal = on_fatal
         self._thread = threading.Thread(target=self._run, name="language-engine", daemon=True)
 
@@ -80,11 +80,16 @@ class LanguageEngine:
         return self._runner.num_blocks
 
     def start(self) -> None:
+        """Returns once decoding steps are recorded, where they are to be: after some seconds then.
+
+        Raises ConfigError where the settings insist on that and it cannot be done.
+        """
         log.info(
             "language engine: %d KV blocks of %d tokens, context %d, %d prefill tokens and %d sequences a step",
             *(self.num_blocks, self.limits.block_size, self.limits.max_model_len),
             *(self.limits.prefill_chunk_tokens, self.limits.max_sequences),
         )
+        self._runner.record()
         self._thread.start()
 
     def stop(self) -> None:
@@ -92,7 +97,7 @@ class LanguageEngine:
         refusal = self._mailbox.close(WorkerLost("the language engine has been stopped"))
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        self._end_all(refusal)
+        self._turns.end_all(refusal)
 
     # Prefill
 
@@ -144,8 +149,10 @@ class LanguageEngine:
         deadline: float,
         on_done: OnReserved,
         keys: BlockKeys | None = None,
+        priority: int = 0,
     ) -> None:
-        """Blocks for everything a request may need, in order of arrival; on_done gets their number or the reason.
+        """Blocks for a prompt and a part, or all, of what may follow, in order of priority (lower first), then arrival;
+        on_done gets their number or the reason.
         prompt_tokens: all that prefill computes, tokens generated before a continuation included
         keys:          of the prompt: blocks that hold its beginning are found by them, and shared
         max_tokens:    what may still follow, per branch; cut to what the context takes
@@ -155,7 +162,14 @@ class LanguageEngine:
         """
         within = self.limits.max_model_len - prompt_tokens
         reservation = Reservation(
-            request_id, attempt, prompt_tokens, min(max_tokens, within), branches, self.limits.block_size, keys
+            request_id,
+            attempt,
+            prompt_tokens,
+            min(max_tokens, within),
+            branches,
+            self.limits.block_size,
+            keys,
+            priority,
         )
         self._mailbox.post(lambda: self._decodes.reserve(reservation, deadline, on_done), on_done)
 
@@ -184,7 +198,7 @@ class LanguageEngine:
         """Go on behind a prompt whose KV has landed in the request's reserved blocks."""
 
         def start() -> None:
-            self._copies += self._decodes.start(job, sink)
+            self._turns.copies += self._decodes.start(job, sink)
 
         self._mailbox.post(start, partial(sink.failed, job.request_id, job.attempt))
 
@@ -208,7 +222,7 @@ class LanguageEngine:
     def idle(self) -> bool:
         """Whether nobody waits or runs, every block is free and everybody has been told."""
         with self._lock:
-            known = self._copies or not (self._prefills.is_empty and self._decodes.is_empty)
+            known = not (self._turns.is_empty and self._prefills.is_empty and self._decodes.is_empty)
             return not known and self._mailbox.is_empty and self._scheduler.is_idle()
 
     def check(self) -> None:
@@ -224,74 +238,26 @@ class LanguageEngine:
         with self._runner.stream():
             while self._mailbox.refusal is None:
                 try:
-                    self._turn()
+                    self._turns.take()
                 except DeviceLost as lost:
                     self._die(lost.__cause__ or lost)
                 except Exception as error:
                     log.exception("a turn of the language engine failed; every request ends, the engine goes on")
-                    self._end_all(as_triptych(error))
-
-    def _turn(self) -> None:
-        with self._lock:
-            self._mailbox.take_commands()
-            copies, self._copies = self._copies, []
-        # Ahead of the next admission: the blocks read here may be free, and somebody's, from then on.
-        self._runner.copy_blocks(copies)
-        with self._lock:
-            now = time.monotonic()
-            self._prefills.expire(now)
-            self._decodes.expire(now)
-            admitted = self._scheduler.admit()
-            self._prefills.admit(admitted, now)
-            self._decodes.grant(admitted.reservations)
-        self._runner.stamp(admitted.new_blocks)
-        if admitted.windows or admitted.reservations:
-            self._runner.fence()
-        self._mailbox.deliver()
-        with self._lock:
-            plan = self._scheduler.plan()
-            if not plan.num_tokens:
-                self._mailbox.sleep(min(self._prefills.next_deadline(), self._decodes.next_deadline()))
-                return
-        self._report(self._stepper.run(plan))
-
-    def _report(self, report: StepReport) -> None:
-        if self._on_step is not None:
+                    self._turns.end_all(as_triptych(error))
             try:
-                self._on_step(report)
+                self._turns.finish()
             except Exception:
-                log.exception("a step's report was not taken")
+                log.exception("the last step of the language engine failed")
 
     def _die(self, error: BaseException) -> None:
         """The device is lost: whatever is still here ends now, and nothing more comes in."""
         log.critical("the language engine's device is lost: %s", error)
         if self._on_fatal is not None:
             self._on_fatal(error)
-        self._end_all(self._mailbox.close(WorkerLost("the device is lost")))
-
-    def _end_all(self, error: TriptychError) -> None:
-        with self._lock:
-            self._mailbox.take_commands()
-            self._copies.clear()
-            self._prefills.end_all(error)
-            self._decodes.end_all(error)
-        self._mailbox.deliver()
+        self._turns.end_all(self._mailbox.close(WorkerLost("the device is lost")))
 
     def _reservation(self, request_id: RequestId) -> Reservation:
         reservation = self._scheduler.reservation(request_id)
         if reservation is None:
             raise ClaimExpired("the decode reservation is gone; reserve again")
         return reservation
-
-
-def _limits(model: LanguageModel, settings: LanguageSettings, row_bytes: int, max_item_rows: int) -> Limits:
-    longest = settings.longest(model.max_model_len)
-    most_rows = min(max_item_rows or longest, longest)
-    return Limits(
-        block_size=settings.block_size,
-        max_model_len=longest,
-        prefill_chunk_tokens=settings.prefill_chunk_tokens,
-        max_sequences=settings.max_sequences,
-        landing_bytes=max(settings.landing_bytes, most_rows * row_bytes),
-        row_bytes=row_bytes,
-    )

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from triptych.engine.jobs import Window
 from triptych.engine.sequence import DecodeSequence, PrefillSequence, Reservation
-from triptych.errors import ConfigError
-from triptych.journey import BlockRef
+from triptych.errors import ConfigError, InvariantViolation
+from triptych.journey import BlockRef, RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,10 @@ class Limits:
     max_sequences: int  # branches decoding in one step
     landing_bytes: int  # embedding rows reserved and not yet fused
     row_bytes: int  # one embedding row
+    mixed_chunk_tokens: int = 0  # of prompts, in a step that decodes too; 0: as many as in others
+    margin_tokens: int = 0  # reserved for an answer before it is decoded; 0: as recent answers were long
+    num_swap_slots: int = 0  # blocks that host memory has room for
+    block_bytes: int = 0  # one KV block
 
     def __post_init__(self) -> None:
         for name in ("block_size", "prefill_chunk_tokens", "max_sequences"):
@@ -51,16 +55,34 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    """Who got room, and the blocks nobody held before.
+class Swap:
+    """Whole blocks copied between the KV slab and host memory: block by block into, or out of, the slot beside it."""
 
-    windows: landing memory for items, in the order in which it was given; each of prefills is in here with its first
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+    out: bool  # from the slab to the host
+
+    def __post_init__(self) -> None:
+        if len(self.blocks) != len(self.slots):
+            raise InvariantViolation(f"{len(self.blocks)} blocks are swapped with {len(self.slots)} slots")
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Who got room, and what has to be done about it before anything else is launched.
+
+    windows:    landing memory for items, in the order in which it was given; each of prefills is in here with its first
+    new_blocks: that nobody held before, to be stamped first of all
+    moves:      in this order: a slot that one reads may be written by a later one, and what one reads is free by then
+    ended:      requests that have made room, and have left the scheduler
     """
 
     prefills: tuple[PrefillSequence, ...]
     windows: tuple[tuple[PrefillSequence, Window], ...]
     reservations: tuple[Reservation, ...]
     new_blocks: tuple[BlockRef, ...]
+    moves: tuple[Swap, ...] = ()
+    ended: tuple[RequestId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ A request goes one or both of two ways through here:
     prefill   waiting ─admit─▶ computing ─(every chunk planned and launched)─▶ drop_prefill
     decode    waiting ─admit─▶ reserved ─start_decode─▶ queued ─▶ running ─(each branch)─▶ finish_branch
 
+with a way aside and back for branches that make room for others, which `admit` decides (preemption.py). Requests
 and may leave earlier, from any place, by drop_prefill or drop_decode. Each place has one holder in the ledger; leaving
 it frees exactly what that holder has. Not thread-safe: the engine calls it under its lock.
 """
@@ -18,7 +19,9 @@ from triptych.engine.decode_places import DecodePlaces
 from triptych.engine.giving import Ask, Giving, prefill_key
 from triptych.engine.jobs import Window
 from triptych.engine.landing_books import LandingBooks
+from triptych.engine.margins import AnswerLengths
 from triptych.engine.plan import Admitted, Announcement, Chunk, Limits, StepPlan
+from triptych.engine.preemption import Preemption, Settled
 from triptych.engine.prefixes import Prefixes
 from triptych.engine.sequence import DecodeSequence, PrefillSequence, Reservation, blocks_for
 from triptych.errors import ContextTooLong
@@ -32,11 +35,15 @@ class Scheduler:
         self.limits = limits
         self.ledger = BlockLedger(BlockPool(num_blocks))
         self._prefixes = Prefixes(self.ledger.pool, limits.block_size)
-        self._decodes = DecodePlaces(self.ledger, limits.max_sequences)
+        self._decodes = DecodePlaces(self.ledger, limits)
+        self._lengths = AnswerLengths(limits.margin_tokens)
+        self._preemption = Preemption(self.ledger, self._decodes, self._lengths, limits)
         self._asks: deque[Ask] = deque()  # waiting for room, in order of arrival
         self._prefills: dict[RequestId, PrefillSequence] = {}  # computing, in order of admission
         self._landing = LandingBooks(limits.row_bytes, limits.landing_bytes)
-        self._giving = Giving(self.ledger, self._prefixes, self._decodes, self._landing, limits.block_size)
+        self._giving = Giving(
+            self.ledger, self._prefixes, self._decodes, self._landing, self._preemption, limits.block_size
+        )
 
     # Arrivals
 
@@ -50,22 +57,37 @@ class Scheduler:
         self._asks.append(sequence)
 
     def add_reservation(self, reservation: Reservation) -> None:
-        """Raises ContextTooLong for one that no empty pool could take."""
+        """It waits behind those before it by priority, then arrival; what it reserves for its answer is predicted now.
+
+        Raises ContextTooLong for one that no empty pool could take with all that may follow.
+        """
         tokens = f"{reservation.prompt_tokens} + {reservation.branches} x {reservation.max_tokens} tokens"
-        self._require_pool(reservation.num_blocks, tokens)
-        self._asks.append(reservation)
+        self._require_pool(reservation.most_blocks, tokens)
+        reservation.arrival = self._preemption.arrival(reservation.request_id)
+        reservation.margin_tokens = self._lengths.margin()
+        behind = (
+            place
+            for place, ask in enumerate(self._asks)
+            if isinstance(ask, Reservation) and ask.rank > reservation.rank
+        )
+        self._asks.insert(next(behind, len(self._asks)), reservation)
 
     def admit(self) -> Admitted:
-        """Give room to those whose turn it is: landing memory to prompts that go on, then all of it to those waiting.
+        """Give room to those whose turn it is: to branches that decode, then landing memory to prompts that go on, then
+        all of it to those waiting. Ahead of every `plan`.
 
         One by one, because whoever gets room may take the blocks that the next would have found in the prefix cache.
         """
         taken: list[Ask] = []
         windows: list[tuple[PrefillSequence, Window]] = []
-        new_blocks: list[int] = []
+        settled = Settled()
+        new_blocks = settled.new_blocks
         again = True
         while again:  # prompts that find their beginning in the cache free the blocks that were reserved for it
+            self._preemption.settle(settled, is_shared=bool(self._prefills) or self.ledger.num_lent_shares > 0)
             windows += self._landing.grant()
+            if not self._asks:
+                break
             room = Room(self._free_room(), landing_open=not self._landing.num_waiting)
             waiting: deque[Ask] = deque()
             again = False
@@ -87,6 +109,8 @@ class Scheduler:
             windows=tuple(windows),
             reservations=tuple(ask for ask in taken if isinstance(ask, Reservation)),
             new_blocks=tuple(BlockRef(id, self.ledger.pool.generation(id)) for id in new_blocks),
+            moves=tuple(settled.moves),
+            ended=tuple(settled.ended),
         )
 
     def start_decode(self, sequences: Sequence[DecodeSequence]) -> None:
@@ -103,9 +127,11 @@ class Scheduler:
     # One step
 
     def plan(self) -> StepPlan:
-        """The next step. Changes nothing but who is running."""
-        running = self._decodes.run()
-        room = whole_room = self.limits.prefill_chunk_tokens
+        """The next step; of the branches that run, those that have room for it. Changes nothing but who is running."""
+        running = tuple([branch for branch in self._decodes.run() if branch.is_ready])
+        limits = self.limits
+        mixed = limits.mixed_chunk_tokens if running else 0
+        room = whole_room = mixed or limits.prefill_chunk_tokens
         chunks: list[Chunk] = []
         for sequence in self._prefills.values():
             end = sequence.chunk_end(max(room, 0), whole_room)
@@ -140,6 +166,8 @@ class Scheduler:
         self._prefixes.rest(ids)
 
     def finish_branch(self, sequence: DecodeSequence) -> None:
+        """Its last token is known; it may have been set aside meanwhile."""
+        self._lengths.record(len(sequence.tokens))
         self._decodes.finish(sequence)
 
     # Departures at any moment; all are idempotent
@@ -176,6 +204,10 @@ class Scheduler:
         """Requests whose reservations began with cached blocks that a failed step has taken part in since."""
         return self._decodes.baseless()
 
+    def aside_ids(self) -> list[RequestId]:
+        """Requests that make room for others, or stand still, until there are blocks again."""
+        return [branch.request_id for branch in self._decodes.aside]
+
     def prefill_ids(self) -> set[RequestId]:
         """Prompts waiting or computing."""
         return {ask.request_id for ask in self._asks if isinstance(ask, PrefillSequence)} | set(self._prefills)
@@ -183,6 +215,10 @@ class Scheduler:
     def is_decoding(self, request_id: RequestId) -> bool:
         """Whether a branch of the request is unfinished."""
         return self._decodes.is_decoding(request_id)
+
+    def holds_branch(self, sequence: DecodeSequence) -> bool:
+        """Whether this very branch, not one of a later attempt, is unfinished."""
+        return self._decodes.holds(sequence)
 
     def decode_ids(self) -> set[RequestId]:
         """Requests waiting for blocks, reserved or decoding."""
@@ -205,6 +241,7 @@ class Scheduler:
             "decode_sequences": self._decodes.num_sequences,
             "decode_reservations_queued": len(self._asks) - len(waiting),
             "landing_bytes": self.landing_bytes,
+            **self._preemption.gauges(),
         }
 
     def is_idle(self) -> bool:
@@ -225,7 +262,8 @@ class Scheduler:
     # Room
 
     def _free_room(self) -> Need:
-        return Need(self.ledger.pool.num_free_blocks, self._landing.num_free_bytes)
+        free = self.ledger.pool.num_free_blocks - self._preemption.headroom()
+        return Need(max(0, free), self._landing.num_free_bytes)
 
     def _spoil(self, blocks: Sequence[int]) -> None:
         self._prefixes.spoil(blocks)

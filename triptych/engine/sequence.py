@@ -8,8 +8,9 @@ import numpy as np
 from triptych.engine.block_keys import BlockKeys
 from triptych.engine.windows import Group, group_items
 from triptych.errors import InvariantViolation
-from triptych.journey import Int64Array, Layout, RequestId, Run, Sampling
+from triptych.journey import Int64Array, Layout, RequestId, Run
 from triptych.multimodal.rows import RowMap
+from triptych.sampling import Sampling
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
@@ -127,10 +128,16 @@ class PrefillSequence:
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Worst-case blocks of a request that will be decoded here.
+    """Blocks of a request that will be decoded here: of its prompt, and of a part, or all, of what may follow.
+
+    Several branches get blocks for all they may add: their choices share the prompt's, and where they have answered in
+    part no other worker could continue them. A single one grows, block by block, and may have to make room for others.
 
     prompt_tokens: everything prefill computes, tokens generated before a continuation included
     max_tokens:    what each branch may add
+    priority:      lower goes first
+    margin_tokens: of max_tokens, those that blocks are reserved for; 0: all
+    arrival:       its place among all that ever came, given by the scheduler
     keys:          of the prompt's blocks; None: it takes no part in the prefix cache
     blocks:        the prompt's full blocks, shared by all branches, then each branch's own ones; empty while waiting
     num_cached_blocks: of the prompt, from the first on, whose KV was there; others may read them, nobody writes them
@@ -144,9 +151,24 @@ class Reservation:
     branches: int
     block_size: int
     keys: BlockKeys | None = None
+    priority: int = 0
+    margin_tokens: int = 0
+    arrival: int = 0
     blocks: tuple[int, ...] = ()
     num_cached_blocks: int = 0
     is_baseless: bool = False
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Lower goes first."""
+        return self.priority, self.arrival
+
+    @property
+    def reserved_tokens(self) -> int:
+        """Of each branch, behind the prompt."""
+        if self.branches > 1 or not self.margin_tokens:
+            return self.max_tokens
+        return min(self.margin_tokens, self.max_tokens)
 
     @property
     def num_shared_blocks(self) -> int:
@@ -156,11 +178,17 @@ class Reservation:
     def num_own_blocks(self) -> int:
         """Of each branch."""
         tail = self.prompt_tokens - self.num_shared_blocks * self.block_size
-        return blocks_for(tail + self.max_tokens, self.block_size)
+        return blocks_for(tail + self.reserved_tokens, self.block_size)
 
     @property
     def num_blocks(self) -> int:
         return self.num_shared_blocks + self.branches * self.num_own_blocks
+
+    @property
+    def most_blocks(self) -> int:
+        """With all that the branches may add."""
+        tail = self.prompt_tokens - self.num_shared_blocks * self.block_size
+        return self.num_shared_blocks + self.branches * blocks_for(tail + self.max_tokens, self.block_size)
 
     @property
     def prompt_blocks(self) -> tuple[int, ...]:
@@ -182,7 +210,16 @@ class Reservation:
 
 @dataclass(slots=True, eq=False)
 class DecodeSequence:
-    """One branch being decoded. The KV of everything but its last token is in its blocks."""
+    """One branch being decoded. The KV of everything but its last token is in its blocks.
+
+    blocks:     given by the scheduler, and replaced by a longer array when it grows; a view of `table`, which has room
+                for all that it may ever have
+    room:       tokens whose KV its blocks take
+    slots:      of host memory, with the KV behind that in `blocks`, while it makes room for others
+    rank:       lower goes first, and makes room last
+    is_alone:   its request has no other branch: it may be continued elsewhere
+    may_add:    tokens that its answer may have in all
+    """
 
     request_id: RequestId
     attempt: int
@@ -191,19 +228,63 @@ class DecodeSequence:
     layout: Layout
     sampling: Sampling
     tokens: list[int]  # generated, from position 0, at least one
-    blocks: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # given by the scheduler
+    blocks: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    table: Int64Array = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    num_inflight: int = 0  # tokens that launched steps make of it and that are not in `tokens` yet
+    room: int = 0
+    slots: tuple[int, ...] = ()
+    is_running: bool = False
+    rank: tuple[int, int] = (0, 0)
+    is_alone: bool = False
 
+    prompt_tokens: int = field(init=False)
     rope_delta: int = field(init=False)
+    may_add: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.prompt_tokens = self.layout.num_tokens
         self.rope_delta = self.layout.rope_delta
+        self.may_add = self.sampling.max_tokens
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether another token may follow those that are launched."""
+        return len(self.tokens) + self.num_inflight < self.may_add
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether another step of it is wanted, and has a block. Asked of every branch in every step."""
+        launched = len(self.tokens) + self.num_inflight
+        return launched < self.may_add and self.prompt_tokens + launched <= self.room
+
+    def missing_blocks(self, block_size: int) -> int:
+        """Those that its next step needs and it has not; what is on the host counts as missing."""
+        return max(0, self.next_position // block_size + 1 - len(self.blocks))
+
+    def most_blocks(self, block_size: int) -> int:
+        """Of all that it may ever write: its last token's KV is of use to nobody."""
+        return blocks_for(self.prompt_tokens + self.may_add - 1, block_size)
 
     @property
     def num_kv_tokens(self) -> int:
-        return self.layout.num_tokens + len(self.tokens) - 1
+        """Behind the steps whose tokens are in `tokens`."""
+        return self.prompt_tokens + len(self.tokens) - 1
+
+    @property
+    def next_position(self) -> int:
+        """Tokens whose KV the launched steps have written or will write: where the next step writes."""
+        return self.num_kv_tokens + self.num_inflight
+
+    @property
+    def next_token(self) -> int:
+        """Position, among the generated ones, of the token that the next step makes."""
+        return len(self.tokens) + self.num_inflight
 
     def check(self, block_size: int) -> None:
         if not self.tokens:
             raise InvariantViolation("a branch without a first token is decoding")
-        if self.num_kv_tokens > len(self.blocks) * block_size:
-            raise InvariantViolation(f"branch has {self.num_kv_tokens} KV tokens, {len(self.blocks)} blocks")
+        if self.room != len(self.blocks) * block_size:
+            raise InvariantViolation(f"branch has room for {self.room} tokens in {len(self.blocks)} blocks")
+        num_blocks = len(self.blocks) + len(self.slots)
+        if self.next_position > num_blocks * block_size:
+            raise InvariantViolation(f"branch has {self.next_position} KV tokens, {num_blocks} blocks and slots")

@@ -1,32 +1,42 @@
-"""One step of the engine: a forward pass over a plan, its KV announced, its tokens chosen and told."""
+"""Steps of the engine: a forward pass over a plan is launched, its KV announced; later its tokens are read and told.
+
+Between the two another step may be launched, which takes the tokens from the device. What has ended meanwhile, with the
+token of the step before or by its caller, is in that step all the same; what the step makes of it is dropped.
+"""
 
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from triptych.engine.batch import Stretch, chunk_stretch, decode_stretch
+from triptych.engine.batch import Stretch, chunk_stretch
 from triptych.engine.decode_desk import DecodeDesk, SinkEntry
 from triptych.engine.device_errors import DeviceLost, is_device_lost
 from triptych.engine.fuse import Overlay
 from triptych.engine.landing import LandingMemory
+from triptych.engine.launched import Drawing
 from triptych.engine.mailbox import Mailbox, as_triptych
 from triptych.engine.plan import Chunk, StepPlan
 from triptych.engine.prefill_desk import PrefillDesk
-from triptych.engine.runner import Runner
+from triptych.engine.runner import Runner, Work
 from triptych.engine.sampler import Draw, Drawn
 from triptych.engine.scheduler import Scheduler
 from triptych.engine.sequence import DecodeSequence, finish_reason
 from triptych.errors import InternalError, TriptychError
 from triptych.journey import Token
+from triptych.sampling import Sampling
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step did; for metrics."""
+    """What one step did; for metrics.
+
+    seconds: from its launch, or the end of the step before if that was later, until its tokens were told
+    """
 
     num_decode_tokens: int
     num_prefill_tokens: int
@@ -35,12 +45,29 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """One sequence's share of a step. The overlays' positions count from its first token."""
+    """One prompt's share of a step. The overlays' positions count from its first token.
 
-    subject: DecodeSequence | Chunk
+    They also keep the landing memory that the step reads from being used again before the step has ended.
+    """
+
+    chunk: Chunk
     stretch: Stretch
     overlays: Sequence[Overlay]
     draws: Sequence[Draw]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """A step that has been launched."""
+
+    branches: Sequence[DecodeSequence]
+    parts: Sequence[_Part]
+    drawing: Drawing
+    began: float
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(part.chunk.end - part.chunk.begin for part in self.parts)
 
 
 class Stepper:
@@ -54,6 +81,7 @@ class Stepper:
         prefills: PrefillDesk,
         decodes: DecodeDesk,
         mailbox: Mailbox,
+        on_step: Callable[[StepReport], None] | None = None,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
@@ -62,37 +90,55 @@ class Stepper:
         self._decodes = decodes
         self._lock = mailbox.lock
         self._deliver = mailbox.deliver
+        self._steps: deque[_Step] = deque()
+        self._last_end = 0.0
+        self._longest = scheduler.limits.max_model_len
+        self._on_step = on_step
 
-    def run(self, plan: StepPlan) -> StepReport:
-        """One forward pass. What fails, fails alone where it can be told apart. Raises DeviceLost."""
+    @property
+    def num_launched(self) -> int:
+        """Steps whose tokens have not been read."""
+        return len(self._steps)
+
+    def launch(self, plan: StepPlan) -> None:
+        """One forward pass, which is not waited for. What fails, fails alone where it can be told apart.
+
+        Raises DeviceLost.
+        """
         began = time.monotonic()
-        subjects: tuple[DecodeSequence | Chunk, ...] = (*plan.decodes, *plan.chunks)
-        parts = [part for subject in subjects if (part := self._part(subject)) is not None]
+        parts = [part for chunk in plan.chunks if (part := self._part(chunk)) is not None]
+        if not (plan.decodes or parts):
+            self._deliver()
+            return
         try:
-            drawn = self._compute(parts) if parts else []
+            drawing = self._compute(plan.decodes, parts)
         except Exception as error:
-            if is_device_lost(error):
-                raise DeviceLost(str(error)) from error
-            log.exception("a step of %d sequences failed", len(parts))
-            with self._lock:
-                for part in parts:
-                    self._end(part.subject, InternalError(f"a step failed: {type(error).__name__}: {error}"))
+            if not is_device_lost(error):
+                self.conclude(0)  # tokens of the steps before are right, and come first
+            self._fail(plan.decodes, parts, error)
         else:
-            self._conclude(parts, drawn, time.monotonic() - began)
-        self._deliver()
-        return StepReport(len(plan.decodes), plan.num_tokens - len(plan.decodes), time.monotonic() - began)
-
-    def _part(self, subject: DecodeSequence | Chunk) -> _Part | None:
-        """What the subject brings into the step; None when it cannot, and then its request has ended."""
-        try:
-            if isinstance(subject, DecodeSequence):
-                draw = Draw(subject.sampling, subject.choice, subject.layout.token_ids, subject.tokens)
-                return _Part(subject, decode_stretch(subject), (), (draw,))
-            return _Part(subject, chunk_stretch(subject), self._overlays(subject), self._first_draws(subject))
-        except Exception as error:
-            log.exception("a sequence could not be put into a step")
             with self._lock:
-                self._end(subject, as_triptych(error))
+                for branch in plan.decodes:
+                    branch.num_inflight += 1
+            self._steps.append(_Step(plan.decodes, parts, drawing, began))
+
+    def conclude(self, num_left: int) -> None:
+        """Wait for all steps but the last so many, write their tokens into the books, tell them. Raises DeviceLost."""
+        while len(self._steps) > num_left:
+            self._conclude(self._steps.popleft())
+
+    def abandon(self) -> None:
+        """Forget all steps whose tokens have not been read: everybody in them has ended."""
+        self._steps.clear()
+
+    def _part(self, chunk: Chunk) -> _Part | None:
+        """What the chunk brings into the step; None when it cannot, and then its request has ended."""
+        try:
+            return _Part(chunk, chunk_stretch(chunk), self._overlays(chunk), self._first_draws(chunk))
+        except Exception as error:
+            log.exception("a prompt could not be put into a step")
+            with self._lock:
+                self._end_prompt(chunk, as_triptych(error))
             return None
 
     def _overlays(self, chunk: Chunk) -> list[Overlay]:
@@ -110,69 +156,111 @@ class Stepper:
         choices = range(job.choice, job.choice + job.branches)
         return [Draw(job.sampling, choice, job.layout.token_ids, job.generated) for choice in choices]
 
-    def _compute(self, parts: Sequence[_Part]) -> list[Drawn]:
-        logits = self._runner.launch([part.stretch for part in parts], list(_placed(parts)))
-        with self._lock:
-            for part in parts:
-                if isinstance(part.subject, Chunk):
-                    self._prefills.computed(part.subject)
-        # Told before the sampler waits for the device: the blocks travel while the first token is being chosen.
-        self._deliver()
-        asking = [part for part in parts if part.draws]
-        rows = [row for row, part in enumerate(asking) for _ in part.draws]
-        return self._runner.sample(logits, rows, [draw for part in asking for draw in part.draws])
+    def _compute(self, branches: Sequence[DecodeSequence], parts: Sequence[_Part]) -> Drawing:
+        stretches, first = [part.stretch for part in parts], [part.draws for part in parts]
+        logits = self._runner.launch(Work(branches, stretches, list(_placed(parts, len(branches))), first))
+        if parts:
+            with self._lock:
+                for part in parts:
+                    self._prefills.computed(part.chunk)
+            # Told before tokens are chosen: the blocks travel meanwhile.
+            self._deliver()
+        return self._runner.choose(logits)
 
-    def _conclude(self, parts: Sequence[_Part], drawn: Sequence[Drawn], seconds: float) -> None:
+    def _fail(self, branches: Iterable[DecodeSequence], parts: Sequence[_Part], error: Exception) -> None:
+        """End everybody in a step. Raises DeviceLost where nobody is left to be told apart."""
+        if is_device_lost(error):
+            raise DeviceLost(str(error)) from error
+        log.error("a step failed", exc_info=error)
+        reason = InternalError(f"a step failed: {type(error).__name__}: {error}")
+        with self._lock:
+            for branch in branches:
+                self._end_branch(branch, reason)
+            for part in parts:
+                self._end_prompt(part.chunk, reason)
+        self._deliver()
+
+    def _conclude(self, step: _Step) -> None:
+        with self._lock:
+            for branch in step.branches:
+                branch.num_inflight -= 1
+        try:
+            drawn = step.drawing.read()
+        except Exception as error:
+            self._fail(step.branches, step.parts, error)
+        else:
+            self._count(step, drawn, time.monotonic() - max(step.began, self._last_end))
+            self._deliver()
+        ended = time.monotonic()
+        seconds, self._last_end = ended - max(step.began, self._last_end), ended
+        self._report(StepReport(len(step.branches), step.num_prefill_tokens, seconds))
+
+    def _report(self, report: StepReport) -> None:
+        if self._on_step is not None:
+            try:
+                self._on_step(report)
+            except Exception:
+                log.exception("a step's report was not taken")
+
+    def _count(self, step: _Step, drawn: Sequence[Drawn], seconds: float) -> None:
         """Write a step's tokens into the books, and their news."""
         results = iter(drawn)
-        made = [(part, [next(results) for _ in part.draws]) for part in parts]
-        entries: list[SinkEntry] = []
+        pairs = list(zip(step.branches, results, strict=False))
         with self._lock:
-            for part, tokens in made:
-                # What a broken kernel or checkpoint looks like, or settings that leave nothing to choose from: a token
-                # drawn all the same would be garbage.
-                if not all(math.isfinite(token.logprob) for token in tokens):
-                    self._end(part.subject, InternalError("logits are not finite, or not once adjusted"))
-            for part, tokens in made:
-                if isinstance(part.subject, Chunk):
-                    self._count_chunk(part.subject, part.draws, tokens, seconds)
-                elif self._scheduler.is_decoding(part.subject.request_id):
-                    entries.append(self._extend(part.subject, part.draws[0], tokens[0]))
-            self._decodes.publish(entries)
+            for branch, result in pairs:
+                if not math.isfinite(result.logprob):
+                    self._end_branch(branch, _not_finite())
+            holds = self._scheduler.holds_branch
+            self._decodes.publish([self._extend(branch, result) for branch, result in pairs if holds(branch)])
+            for part in step.parts:
+                self._count_chunk(part, [next(results) for _ in part.draws], seconds)
 
-    def _count_chunk(self, chunk: Chunk, draws: Sequence[Draw], drawn: Sequence[Drawn], seconds: float) -> None:
-        if not self._prefills.holds(chunk.sequence):
-            return  # ended meanwhile, by its sink or by what was drawn
+    def _count_chunk(self, part: _Part, drawn: Sequence[Drawn], seconds: float) -> None:
+        chunk, sequence = part.chunk, part.chunk.sequence
+        if not self._prefills.holds(sequence):
+            return  # ended meanwhile
         self._prefills.add_compute_seconds(chunk, seconds)
-        if chunk.is_last:
-            prompt_tokens = chunk.sequence.layout.num_tokens
-            pairs = zip(draws, drawn, strict=True)
-            tokens = tuple(self._token(draw, result, prompt_tokens) for draw, result in pairs)
-            self._prefills.finish(chunk.sequence.request_id, tokens, time.monotonic())
+        if not all(math.isfinite(result.logprob) for result in drawn):
+            self._end_prompt(chunk, _not_finite())
+        elif chunk.is_last:
+            prompt_tokens = sequence.layout.num_tokens
+            pairs = zip(part.draws, drawn, strict=True)
+            tokens = tuple(
+                self._token(draw.sampling, draw.choice, draw.position, prompt_tokens, result) for draw, result in pairs
+            )
+            self._prefills.finish(sequence.request_id, tokens, time.monotonic())
 
-    def _extend(self, sequence: DecodeSequence, draw: Draw, drawn: Drawn) -> SinkEntry:
-        token = self._token(draw, drawn, sequence.layout.num_tokens)
-        sequence.tokens.append(token.id)
+    def _extend(self, branch: DecodeSequence, drawn: Drawn) -> SinkEntry:
+        position = len(branch.tokens)
+        token = self._token(branch.sampling, branch.choice, position, branch.prompt_tokens, drawn)
+        branch.tokens.append(token.id)
         if token.finish_reason:
-            self._scheduler.finish_branch(sequence)
-        return sequence.request_id, sequence.attempt, token
+            self._scheduler.finish_branch(branch)
+        return branch.request_id, branch.attempt, token
 
-    def _token(self, draw: Draw, drawn: Drawn, prompt_tokens: int) -> Token:
-        longest = self._scheduler.limits.max_model_len
-        reason = finish_reason(drawn.id, draw.position, draw.sampling, prompt_tokens, longest)
-        return Token(drawn.id, drawn.logprob, draw.choice, draw.position, reason, drawn.top)
+    def _token(self, sampling: Sampling, choice: int, position: int, prompt_tokens: int, drawn: Drawn) -> Token:
+        reason = finish_reason(drawn.id, position, sampling, prompt_tokens, self._longest)
+        return Token(drawn.id, drawn.logprob, choice, position, reason, drawn.top)
 
-    def _end(self, subject: DecodeSequence | Chunk, error: TriptychError) -> None:
-        """Under the lock. Ending a request twice is no harm."""
-        if isinstance(subject, DecodeSequence):
-            self._decodes.end(subject.request_id, error)
-        elif self._prefills.holds(subject.sequence):
-            self._prefills.end(subject.sequence.request_id, error)
+    def _end_branch(self, branch: DecodeSequence, error: TriptychError) -> None:
+        """Under the lock. Its request ends, whether or not a sibling of it has ended it before."""
+        if self._scheduler.holds_branch(branch):
+            self._decodes.end(branch.request_id, error)
+
+    def _end_prompt(self, chunk: Chunk, error: TriptychError) -> None:
+        if self._prefills.holds(chunk.sequence):
+            self._prefills.end(chunk.sequence.request_id, error)
 
 
-def _placed(parts: Sequence[_Part]) -> Iterator[Overlay]:
+def _not_finite() -> InternalError:
+    """What a broken kernel or checkpoint looks like, or settings that leave nothing to choose from: a token drawn all
+    the same would be garbage.
+    """
+    return InternalError("logits are not finite, or not once adjusted")
+
+
+def _placed(parts: Sequence[_Part], offset: int) -> Iterator[Overlay]:
     """All overlays, their positions counted from the step's first token."""
-    offset = 0
     for part in parts:
         for overlay in part.overlays:
             yield Overlay(overlay.rows, overlay.at + offset)

@@ -22,6 +22,7 @@ class KVGeometry:
     kv_heads: int
     head_size: int
     dtype: torch.dtype
+    scaling: str = ""  # names the scales that keys and values are divided by; empty: they are what the model makes
 
     def block_bytes(self, block_size: int) -> int:
         return self.layers * 2 * block_size * self.kv_heads * self.head_size * self.dtype.itemsize
@@ -74,6 +75,33 @@ class LanguageModel(Protocol):
 
     def forward(self, embeddings: Tensor, inputs: PagedInputs, kv_slab: Tensor) -> Tensor:
         """Logits [asked, vocab] float32; writes the step's K and V into the slab. No host synchronisation."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeInputs:
+    """One new token of each of n sequences, told by tensors alone.
+
+    A recorded step reads whatever lies in them when it is replayed: nothing of it is known to the host but n and the
+    width of the block tables. A row that stands for no sequence has slot -1 (nothing is written) and kv_length 0 (its
+    logits mean nothing).
+    """
+
+    token_ids: Tensor  # [n] int64
+    positions: Tensor  # [3, n] int64  rope positions (t, h, w)
+    slots: Tensor  # [n] int64  block_id * block_size + offset, where the token's K and V go
+    kv_lengths: Tensor  # [n] int32  tokens of each sequence after this step
+    block_tables: Tensor  # [n, most blocks] int32
+
+
+class GraphLanguageModel(LanguageModel, Protocol):
+    """One whose decode steps can be recorded as CUDA graphs."""
+
+    def decode(self, inputs: DecodeInputs, kv_slab: Tensor) -> Tensor:
+        """Logits [n, vocab] float32; writes the step's K and V into the slab.
+
+        No host synchronisation, no memory kept but the slab's and what a first call at this n has set up, and nothing
+        of what is launched depends on the numbers in the tensors.
+        """
 
 
 class VisionTower(Protocol):

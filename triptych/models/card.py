@@ -10,12 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 from triptych.errors import ConfigError
-from triptych.journey import SAMPLING_RANGES
 from triptych.models.adapter import Adapter, adapter_for
 from triptych.models.checkpoint import read_header, weights_files
 from triptych.models.config_values import read_json, read_optional_json, text_config, whole_number
 from triptych.models.fingerprint import fingerprint
 from triptych.models.folder import CONFIG_FILE, model_name, resolve_folder
+from triptych.sampling import SAMPLING_RANGES
 
 __all__ = ["ModelCard", "load_card", "resolve_dtype", "resolve_folder"]
 
@@ -40,12 +40,21 @@ class ModelCard:
     fingerprint: bytes  # 32 bytes; equal where two processes hold the same model in the same dtype
     dtype: str  # as asked for: float32, bfloat16, float16 or auto
     default_sampling: Mapping[str, float]  # what generation_config.json sets of temperature, top_p, top_k, ...
+    load_format: str = "auto"  # auto: weights are the folder's; dummy: drawn at random, the folder's are not looked at
 
 
-def load_card(model: str, dtype: str, progress: Callable[[str], None] = lambda line: None) -> ModelCard:
+def load_card(
+    model: str,
+    dtype: str,
+    progress: Callable[[str], None] = lambda line: None,
+    load_format: str = "auto",
+    precision: str = "",
+) -> ModelCard:
     """The card of the embedded model, a local folder or a hub id; ConfigError names what is missing or wrong.
 
-    dtype: part of the fingerprint; `resolve_dtype` turns `auto` into the one that is computed in.
+    dtype:       part of the fingerprint; `resolve_dtype` turns `auto` into the one that is computed in.
+    load_format: `dummy` for a folder that needs no weights: they are drawn at random, the same ones in every process
+    precision:   part of the fingerprint, as LanguageSettings.precision says
     """
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"serve.dtype is {dtype!r}, expected auto or one of {', '.join(DTYPES)}")
@@ -67,9 +76,10 @@ def load_card(model: str, dtype: str, progress: Callable[[str], None] = lambda l
         max_model_len=whole_number(text, "max_position_embeddings"),
         vocab_size=whole_number(text, "vocab_size"),
         chat_template=_chat_template(folder),
-        fingerprint=fingerprint(folder, dtype),
+        fingerprint=fingerprint(folder, f"{dtype} {precision}".rstrip(), with_weights=load_format != "dummy"),
         dtype=dtype,
         default_sampling=MappingProxyType(_default_sampling(generation)),
+        load_format=load_format,
     )
 
 

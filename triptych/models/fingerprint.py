@@ -21,28 +21,36 @@ WHOLE_FILE_BYTES = 64 << 20
 _SMALL_FILES = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken"})
 
 
-def fingerprint(folder: Path, dtype: str, whole_file_bytes: int = WHOLE_FILE_BYTES) -> bytes:
-    """32 bytes that name the model in this folder as computed in this dtype.
+def fingerprint(
+    folder: Path, dtype: str, whole_file_bytes: int = WHOLE_FILE_BYTES, *, with_weights: bool = True
+) -> bytes:
+    """32 bytes that name the model in this folder as computed in this dtype, and whatever else is said behind it.
 
-    The folder's own name and place do not count. Weights files above `whole_file_bytes` are sampled.
+    The folder's own name and place do not count. Weights files above `whole_file_bytes` are sampled. Without weights
+    it names the model whose weights are drawn at random.
     Raises ConfigError where a file cannot be read.
     """
     hasher = blake3()
     try:
-        for field in _fields(folder, dtype, whole_file_bytes):
+        fields = _fields(folder, dtype, whole_file_bytes) if with_weights else _small_fields(folder, dtype)
+        for field in fields:
             hasher.update(struct.pack("<Q", len(field)) + field)
     except OSError as error:
         raise ConfigError(f"cannot read {folder}: {error}") from error
     return bytes(hasher.digest())
 
 
-def _fields(folder: Path, dtype: str, whole_file_bytes: int) -> Iterator[bytes]:
+def _small_fields(folder: Path, dtype: str) -> Iterator[bytes]:
     yield FINGERPRINT_DOMAIN
     yield dtype.encode()
     for file in sorted(folder.iterdir()):
         if file.suffix in _SMALL_FILES and file.is_file():
             yield file.name.encode()
             yield file.read_bytes()
+
+
+def _fields(folder: Path, dtype: str, whole_file_bytes: int) -> Iterator[bytes]:
+    yield from _small_fields(folder, dtype)
     for file in weights_files(folder):
         yield file.name.encode()
         header = read_header(file).raw

@@ -1,68 +1,77 @@
-"""Tower, decoder and image processor of a checkpoint: what each process loads, and nothing else."""
+"""Tower, decoder and image processor of a checkpoint: what each process loads, and nothing else.
 
+That goes for modules, too: whoever has no tower never imports transformers, which takes seconds. So what needs it is
+imported by name, when it is asked for.
+"""
+
+import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from triptych.config import LanguageSettings
 from triptych.errors import ConfigError
 from triptych.models.base import GraphTower, LanguageModel, VisionTower
 from triptych.models.card import ModelCard, resolve_dtype
-from triptych.models.images import ImageProcessor, load_image_processor
-from triptych.models.pixels import PixelRule
-from triptych.models.qwen2_5_vl import graph_tower as qwen2_5_vl_graph_tower
-from triptych.models.qwen2_5_vl import language as qwen2_5_vl_language
-from triptych.models.qwen2_5_vl import lean_tower as qwen2_5_vl_lean_tower
-from triptych.models.qwen2_5_vl import tower as qwen2_5_vl_tower
+from triptych.models.qwen2_5_vl import decoders as qwen2_5_vl_decoders
 
-__all__ = ["ImageProcessor", "graph_tower", "load_image_processor", "load_language", "load_tower"]
+if TYPE_CHECKING:
+    from triptych.models.images import ImageProcessor
 
+__all__ = ["graph_tower", "load_image_processor", "load_language", "load_tower"]
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The torch half of a model family; `adapter.py` has the other."""
+_LoadLanguage = Callable[[ModelCard, torch.dtype, torch.device, LanguageSettings], LanguageModel]
 
-    load_language: Callable[[ModelCard, torch.dtype, torch.device], LanguageModel]
-    load_tower: Callable[[ModelCard, PixelRule, torch.dtype, torch.device], VisionTower]
-
-
-_FAMILY_BY_MODEL_TYPE: Mapping[str, Family] = {
-    "qwen2_5_vl": Family(qwen2_5_vl_language.load, qwen2_5_vl_lean_tower.load),
+_LANGUAGE_BY_MODEL_TYPE: Mapping[str, _LoadLanguage] = {
+    "qwen2_5_vl": qwen2_5_vl_decoders.load,
 }
 
 
-def load_language(card: ModelCard, device: torch.device, dtype: str = "auto") -> LanguageModel:
+def load_language(
+    card: ModelCard, device: torch.device, dtype: str = "auto", settings: LanguageSettings | None = None
+) -> LanguageModel:
     """The decoder with its weights on the device, without the tower's.
 
-    dtype: float32, bfloat16, float16, or auto (float32 on the CPU, the checkpoint's own elsewhere)
+    dtype:    float32, bfloat16, float16, or auto (float32 on the CPU, the checkpoint's own elsewhere)
+    settings: which decoder, and how it computes; the defaults if None
     Raises ConfigError naming what in the folder does not fit.
     """
-    return _family(card).load_language(card, _torch_dtype(card, dtype, device), device)
+    load: _LoadLanguage = of_family(card, _LANGUAGE_BY_MODEL_TYPE)
+    return load(card, torch_dtype(card, dtype, device), device, settings or LanguageSettings())
 
 
 def load_tower(card: ModelCard, device: torch.device, dtype: str = "auto") -> VisionTower:
     """The vision tower with its weights on the device, without the decoder's; otherwise as `load_language`."""
-    rule = load_image_processor(card).rule
-    return _family(card).load_tower(card, rule, _torch_dtype(card, dtype, device), device)
+    tower: VisionTower = _towers().load_tower(card, device, dtype)
+    return tower
+
+
+def load_image_processor(card: ModelCard) -> "ImageProcessor":
+    """The image processor of the card's folder; ConfigError where transformers cannot make one of it."""
+    processor: ImageProcessor = _towers().load_image_processor(card)
+    return processor
 
 
 def graph_tower(tower: VisionTower) -> GraphTower | None:
     """The loaded tower in the halves that graphs want, on the same weights; None where it cannot be captured."""
-    if isinstance(tower, qwen2_5_vl_lean_tower.LeanTower):
-        return tower
-    if isinstance(tower, qwen2_5_vl_tower.Qwen25VLTower):
-        return qwen2_5_vl_graph_tower.capturable(tower)
-    return None
+    halves: GraphTower | None = _towers().graph_tower(tower)
+    return halves
 
 
-def _family(card: ModelCard) -> Family:
+def of_family(card: ModelCard, by_model_type: Mapping[str, Any]) -> Any:
+    """The entry for the card's family. Raises ConfigError for one that is not there."""
     model_type: Any = card.config.get("model_type")
-    if model_type not in _FAMILY_BY_MODEL_TYPE:
-        raise ConfigError(f"model_type is {model_type!r}; known ones: {', '.join(sorted(_FAMILY_BY_MODEL_TYPE))}")
-    return _FAMILY_BY_MODEL_TYPE[model_type]
+    if model_type not in by_model_type:
+        raise ConfigError(f"model_type is {model_type!r}; known ones: {', '.join(sorted(by_model_type))}")
+    return by_model_type[model_type]
 
 
-def _torch_dtype(card: ModelCard, dtype: str, device: torch.device) -> torch.dtype:
+def torch_dtype(card: ModelCard, dtype: str, device: torch.device) -> torch.dtype:
+    """What a name of a dtype means for this checkpoint on this device."""
     chosen: torch.dtype = getattr(torch, resolve_dtype(card, dtype, device.type))
     return chosen
+
+
+def _towers() -> Any:
+    return importlib.import_module("triptych.models.tower_loading")

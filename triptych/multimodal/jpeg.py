@@ -45,12 +45,12 @@ class _Segment(NamedTuple):
     end: int
 
 
-def read_header(data: bytes) -> MediaHeader:
-    """Raises InvalidMedia when there is no frame of a supported kind before the first scan."""
+def read_header(data: bytes, most_segments: int = MAX_PIECES) -> MediaHeader:
+    """Raises InvalidMedia when there is no frame of a supported kind before the first scan, or it is too far down."""
     exif: list[bytes] = []
     xmp = b""
     size: tuple[int, int] | None = None
-    for segment in _segments(data):
+    for segment in _segments(data, most_segments):
         if segment.marker in _FRAMES:
             if size is not None:
                 raise corrupt("jpeg", "it has two frame headers")
@@ -95,10 +95,10 @@ def pixels_only(data: bytes) -> bytes:
     return b"".join(kept)
 
 
-def _segments(data: bytes) -> Iterator[_Segment]:
+def _segments(data: bytes, most: int = MAX_PIECES) -> Iterator[_Segment]:
     """The segments that have a payload, up to and including the first scan's header."""
     position = 2
-    for _ in range(MAX_PIECES):
+    for _ in range(most):
         found = _MARKER.search(data, position)
         if found is None:
             raise truncated("jpeg", "its headers")
@@ -111,7 +111,7 @@ def _segments(data: bytes) -> Iterator[_Segment]:
         yield _Segment(marker, found.start(), begin, position)
         if marker == _SCAN:
             return
-    raise corrupt("jpeg", f"it has more than {MAX_PIECES} segments before its first scan")
+    raise corrupt("jpeg", f"it has more than {most} segments before its first scan")
 
 
 def _end_of_segment(data: bytes, marker: int, position: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from blake3 import blake3
 
 from triptych.errors import InvalidRecord, LayoutMismatch
-from triptych.journey import BoolArray, Grid, Int32Array, Item, Layout, Modality, RopeRun, Run
+from triptych.journey import Grid, Int32Array, Item, Layout, Modality, RopeRun, Run
 
 LAYOUT_DOMAIN = b"triptych.layout.v1"
 _MAX_TOKEN_ID = np.iinfo(np.int32).max
@@ -58,8 +58,10 @@ class ItemPart:
                 f"item part spans {len(self.span_token_ids)} tokens with a mask of {len(self.embed_mask)}; "
                 "expected the same number, at least one"
             )
-        if sum(self.embed_mask) != self.rows:
-            raise InvalidRecord(f"item part's mask takes {sum(self.embed_mask)} rows, the encoder makes {self.rows}")
+        if self.embed_mask.count(True) != self.rows:
+            raise InvalidRecord(
+                f"item part's mask takes {self.embed_mask.count(True)} rows, the encoder makes {self.rows}"
+            )
         if self.rope_grid is not None and self.rope_grid.patches != self.rows:
             raise InvalidRecord(f"item part has {self.rows} rows, its rope grid {self.rope_grid.patches}")
 
@@ -82,7 +84,7 @@ def lay_out(parts: Sequence[TextPart | ItemPart]) -> Layout:
             position += len(part.token_ids)
             continue
         span = Run(position, len(part.span_token_ids))
-        runs = _runs_of(np.array(part.embed_mask, dtype=np.bool_), position)
+        runs = _runs_of(part.embed_mask, position)
         items.append(_item(part, len(items), runs, span))
         rope.item(part, runs, span)
         if part.atomic:
@@ -182,9 +184,11 @@ def _piece_of(grid: Grid, runs: Sequence[Run]) -> Grid:
     return Grid(frames, grid.h, grid.w)
 
 
-def _runs_of(mask: BoolArray, offset: int) -> tuple[Run, ...]:
+def _runs_of(mask: tuple[bool, ...], offset: int) -> tuple[Run, ...]:
     """Maximal runs of True, moved by offset."""
-    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    if False not in mask:  # as most families' items are
+        return (Run(offset, len(mask)),)
+    edges = np.flatnonzero(np.diff(np.array(mask, dtype=np.bool_), prepend=False, append=False))
     pairs = edges.reshape(-1, 2).tolist()
     return tuple(Run(offset + start, end - start) for start, end in pairs)
 

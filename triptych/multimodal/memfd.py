@@ -5,6 +5,7 @@ the memory goes when the last descriptor does, also when the owner is killed.
 """
 
 import fcntl
+import functools
 import os
 import uuid
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ class MemfdDescriptor:
     fd: int
 
 
+@functools.cache
 def host_id() -> str:
     """Names the set of processes that see each other's /proc/PID: boot id and pid namespace.
 

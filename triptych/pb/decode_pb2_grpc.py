@@ -55,7 +55,8 @@ class DecodeServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Reserve(self, request, context):
-        """Router -> D, before P begins. Blocks for the whole request, all or nothing; waits in order while D is full.
+        """Router -> D, before P begins. Blocks for the prompt and a part, or all, of what may follow, all or nothing; waits in
+        order while D is full. A sequence that finds no further blocks fails with Preempted, or pauses.
         Idempotent per (request_id, attempt).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

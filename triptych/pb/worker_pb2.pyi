@@ -74,7 +74,7 @@ class Arena(_message.Message):
     def __init__(self, id: _Optional[int] = ..., kind: _Optional[str] = ..., num_bytes: _Optional[int] = ..., words_offset: _Optional[int] = ..., data_offset: _Optional[int] = ..., unit_bytes: _Optional[int] = ..., num_units: _Optional[int] = ..., probe: _Optional[bytes] = ..., shm: _Optional[_Union[SharedMemory, _Mapping]] = ..., cuda_ipc: _Optional[_Union[CudaIpc, _Mapping]] = ..., rank: _Optional[int] = ..., nixl: _Optional[_Union[Nixl, _Mapping]] = ..., no_cuda_ipc: _Optional[str] = ...) -> None: ...
 
 class KVFormat(_message.Message):
-    __slots__ = ("layers", "block_size", "heads", "head_size", "dtype", "first_head", "total_heads")
+    __slots__ = ("layers", "block_size", "heads", "head_size", "dtype", "first_head", "total_heads", "scaling")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     HEADS_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class KVFormat(_message.Message):
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
     TOTAL_HEADS_FIELD_NUMBER: _ClassVar[int]
+    SCALING_FIELD_NUMBER: _ClassVar[int]
     layers: int
     block_size: int
     heads: int
@@ -89,7 +90,8 @@ class KVFormat(_message.Message):
     dtype: str
     first_head: int
     total_heads: int
-    def __init__(self, layers: _Optional[int] = ..., block_size: _Optional[int] = ..., heads: _Optional[int] = ..., head_size: _Optional[int] = ..., dtype: _Optional[str] = ..., first_head: _Optional[int] = ..., total_heads: _Optional[int] = ...) -> None: ...
+    scaling: str
+    def __init__(self, layers: _Optional[int] = ..., block_size: _Optional[int] = ..., heads: _Optional[int] = ..., head_size: _Optional[int] = ..., dtype: _Optional[str] = ..., first_head: _Optional[int] = ..., total_heads: _Optional[int] = ..., scaling: _Optional[str] = ...) -> None: ...
 
 class ConnectRequest(_message.Message):
     __slots__ = ("envelope", "protocol", "kv_layout", "kv_format")

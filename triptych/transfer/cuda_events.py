@@ -2,10 +2,30 @@
 
 import torch
 
+LOWEST_PRIORITY = 0
+HIGHEST_PRIORITY = -100  # torch takes the nearest that the device has
+_IDLE_PRIORITY = -1
 
-def new_stream(device: torch.device) -> torch.cuda.Stream:
-    """One of torch's pool of streams for the device, never the default stream."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+def new_stream(device: torch.device, priority: int = LOWEST_PRIORITY) -> torch.cuda.Stream:
+    """One of torch's pool of streams for the device, never the default stream.
+
+    priority: lower numbers go first, where kernels of several streams wait for a place on the device
+    """
+    return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
+
+
+def new_idle_stream(device: torch.device) -> torch.cuda.Stream:
+    """One to allocate memory on and never to launch anything: torch keeps it apart from all that kernels work in.
+
+    Of a priority that nobody else asks for: of each, torch has 32 streams, and gives out the first of them again then.
+    """
+    return new_stream(device, _IDLE_PRIORITY)
+
+
+def new_sleeping_event() -> torch.cuda.Event:
+    """One whose waiters sleep, where others keep a core busy."""
+    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
 
 def bind_context(device: torch.device) -> None:

@@ -2,15 +2,15 @@
 
 A block is one contiguous piece [layers, 2 (keys, values), block_size, heads, head_size] of dtype. Two workers that
 have the same format copy blocks; where block sizes or heads differ, tokens and heads find their places
-(transfer/repack.py). Nothing is computed on the way, so dtype and model must be the same.
+(transfer/repack.py). Nothing is computed on the way, so dtype, scales and model must be the same.
 """
 
 from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
+from triptych.dtypes import DTYPE_BYTES
 from triptych.errors import InvalidRecord
-from triptych.journey import DTYPE_BYTES
 
 DIGEST_BYTES = 16
 
@@ -23,6 +23,7 @@ class KVFormat:
     dtype:       torch's name
     first_head:  of all heads of the model; 0 without tensor parallelism
     total_heads: of the model; 0 is taken as `heads`
+    scaling:     names what the numbers are divided by; empty: by nothing
     """
 
     layers: int
@@ -32,6 +33,7 @@ class KVFormat:
     dtype: str
     first_head: int = 0
     total_heads: int = 0
+    scaling: str = ""
 
     def __post_init__(self) -> None:
         if not self.total_heads:
@@ -48,8 +50,12 @@ class KVFormat:
     def __str__(self) -> str:
         return (
             f"{self.layers} layers, blocks of {self.block_size} tokens, heads [{self.first_head}, {self.end_head}) of "
-            f"{self.total_heads}, {self.head_size} numbers of {self.dtype} each"
+            f"{self.total_heads}, {self.head_size} numbers of {self.dtype} each" + self._scaled
         )
+
+    @property
+    def _scaled(self) -> str:
+        return f", scaled as {self.scaling}" if self.scaling else ""
 
     @property
     def end_head(self) -> int:
@@ -73,7 +79,7 @@ class KVFormat:
     def digest(self) -> bytes:
         """16 bytes: equal where blocks can be copied as they are."""
         facts = (self.layers, self.block_size, self.heads, self.head_size, self.dtype, self.first_head)
-        return blake3(repr((*facts, self.total_heads)).encode()).digest(DIGEST_BYTES)
+        return blake3(repr((*facts, self.total_heads, self.scaling)).encode()).digest(DIGEST_BYTES)
 
     def of_rank(self, rank: int) -> "KVFormat":
         """Another rank's of the same worker: each has as many heads, in order. `self` is rank 0's.
@@ -93,6 +99,7 @@ def repack_refusal(theirs: KVFormat, mine: KVFormat) -> str:
         "head sizes": (theirs.head_size, mine.head_size),
         "heads of the model": (theirs.total_heads, mine.total_heads),
         "dtypes": (theirs.dtype, mine.dtype),
+        "scales": (theirs.scaling or "none", mine.scaling or "none"),
     }
     differing = [f"{what} {there} there and {here} here" for what, (there, here) in fixed.items() if there != here]
     return f"KV cannot be repacked: {', '.join(differing)}" if differing else ""

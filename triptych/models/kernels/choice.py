@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from triptych.models.kernels import plain
+from triptych.models.kernels.head_shape import HeadShape, TokenPlaces, Turn
+from triptych.models.kernels.plain_turn import PlainTurn
 
 try:
-    from triptych.models.kernels import fused
+    from triptych.models.kernels import fused, fused_turn
 except ImportError as error:  # Triton comes with torch for GPUs alone
     _why_not_fused: ImportError | None = error
 else:
@@ -24,11 +26,12 @@ _LARGEST_DIFFERENCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One function for each computation, of `plain.py` or of `fused.py`."""
+    """One function for each computation, of `plain.py` or of `fused.py`; `turn` of `plain_turn.py`, `fused_turn.py`."""
 
     add_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]] = plain.add_norm
     rotate: Callable[[Tensor, Tensor, Tensor, int], None] = plain.rotate
     gate: Callable[[Tensor], Tensor] = plain.gate
+    turn: Callable[[TokenPlaces], Turn] = PlainTurn
 
 
 PLAIN = Kernels()
@@ -38,7 +41,7 @@ def fused_kernels() -> Kernels:
     """The fused ones, untried. Raises ImportError without Triton."""
     if _why_not_fused is not None:
         raise _why_not_fused
-    return Kernels(fused.add_norm, fused.rotate, fused.gate)
+    return Kernels(fused.add_norm, fused.rotate, fused.gate, fused_turn.FusedTurn)
 
 
 def choose_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
@@ -49,7 +52,7 @@ def choose_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     if device.type != "cuda":
         return PLAIN
     if _why_not_fused is not None:
-        log.warning("the tower's kernels are not fused, which costs time: %s", _why_not_fused)
+        log.warning("kernels are not fused, which costs time: %s", _why_not_fused)
         return PLAIN
     with torch.cuda.device(device):
         return trusted(fused_kernels(), device, dtype)
@@ -62,12 +65,12 @@ def trusted(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> Kerne
         try:
             apart = _apart(trial(kernels, device, dtype), trial(PLAIN, device, dtype))
         except Exception as error:  # a compiler may fail in any way
-            log.warning("the tower's %s is not fused, which costs time: %s", name, error)
+            log.warning("%s is not fused, which costs time: %s", name, error)
             continue
         if apart <= _LARGEST_DIFFERENCE[dtype]:
             chosen = replace(chosen, **{name: getattr(kernels, name)})
         else:
-            log.warning("the tower's %s is not fused, which costs time: it is %.2g of its size apart", name, apart)
+            log.warning("%s is not fused, which costs time: it is %.2g of its size apart", name, apart)
     return chosen
 
 
@@ -99,8 +102,21 @@ def _try_gate(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> tup
     return (kernels.gate(_noise(5, device, dtype, 37, 2 * 1200)),)
 
 
+def _try_turn(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Grouped heads with a norm; slots in no order, one token of which nothing is kept."""
+    shape = HeadShape(heads=10, kv_heads=2, head_size=48)
+    angles = _noise(6, device, torch.float32, 37, 24)
+    slab = _noise(7, device, dtype, 5, 3, 2, 16, 2, 48)
+    slots = torch.randperm(80, generator=torch.Generator().manual_seed(8))[:37].to(device)
+    slots[3] = -1
+    qkv, norm = _noise(9, device, dtype, 37, 14 * 48), _noise(10, device, dtype, 12, 48)
+    turn = kernels.turn(TokenPlaces(angles.cos(), angles.sin(), slots, slab, shape))
+    return *turn(1, qkv.clone(), norm), *turn(2, qkv, None), slab
+
+
 _TRIALS: dict[str, Callable[[Kernels, torch.device, torch.dtype], tuple[Tensor, ...]]] = {
     "add_norm": _try_add_norm,
     "rotate": _try_rotate,
     "gate": _try_gate,
+    "turn": _try_turn,
 }

@@ -12,11 +12,9 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextMod
 from triptych.errors import ConfigError
 from triptych.models.base import KVGeometry, PagedInputs
 from triptych.models.card import ModelCard
+from triptych.models.decoder.loading import PREFIXES
 from triptych.models.paged_attention import ATTENTION_NAME, PagedStep
-from triptych.models.weights import build_empty, read_weights
-
-# As saved under the module's own names, and as published.
-_PREFIXES = {"model.": ("model.language_model.", "model."), "lm_head.": ("lm_head.",)}
+from triptych.models.weights import build_empty, fill_module
 
 # Frequencies that depend on the longest sequence of a batch: neighbours would change each other's tokens.
 _BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -79,8 +77,8 @@ class Qwen25VLLanguage:
         return functional.linear(hidden[inputs.logits_at], self.decoder.head_weight).float()
 
 
-def load(card: ModelCard, dtype: torch.dtype, device: torch.device) -> Qwen25VLLanguage:
-    """The decoder of the card's checkpoint; reads no weight of its tower. Raises ConfigError."""
+def load_generic(card: ModelCard, dtype: torch.dtype, device: torch.device) -> Qwen25VLLanguage:
+    """The decoder of the card's checkpoint, with the modules of transformers. Raises ConfigError."""
     config = Qwen2_5_VLConfig.from_pretrained(card.folder, local_files_only=True)
     text = copy.deepcopy(config.text_config)
     if "sliding_attention" in text.layer_types:
@@ -89,5 +87,5 @@ def load(card: ModelCard, dtype: torch.dtype, device: torch.device) -> Qwen25VLL
         raise ConfigError(f"rope_type {text.rope_parameters['rope_type']!r} cannot be batched, use default or yarn")
     text._attn_implementation = ATTENTION_NAME
     decoder = build_empty(lambda: Decoder(text, bool(config.tie_word_embeddings)), dtype, device)
-    read_weights(decoder, card.folder, _PREFIXES)
+    fill_module(decoder, card, PREFIXES)
     return Qwen25VLLanguage(decoder)

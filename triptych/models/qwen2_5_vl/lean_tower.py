@@ -14,13 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from triptych.journey import Grid
-from triptych.models.base import BatchShape, StaticInput, VisionTower
-from triptych.models.card import ModelCard
+from triptych.models.base import BatchShape, StaticInput
 from triptych.models.kernels.choice import Kernels, choose_kernels
-from triptych.models.pixels import PixelRule
 from triptych.models.qwen2_5_vl import tower as stock
 from triptych.models.qwen2_5_vl.graph_tower import Qwen25VLGraphTower
-from triptych.models.segment_attention import Segments, attend_segments, has_segment_kernel, segment
+from triptych.models.segment_attention import Segments, attend_segments, segment
 from triptych.models.shipping import ship
 
 _GRAIN = 128  # columns that a tile of a matrix product has
@@ -77,11 +75,20 @@ class LeanTower(Qwen25VLGraphTower):
         angles = (StaticInput(name, (head_size // 2,), 0, torch.float32) for name in ("cos", "sin"))
         self.static_inputs = (hidden, *angles)
         self._full = frozenset(int(number) for number in self._module.fullatt_block_indexes)
-        self._blocks: list[LeanBlock] = []
+        self._blocks: list[Any] = []
         with torch.no_grad():
             for number, block in enumerate(self._module.blocks):
-                self._blocks.append(LeanBlock(block, int(config.num_heads)))
+                self._blocks.append(self._lean(block, int(config.num_heads)))
                 self._module.blocks[number] = nn.Identity()
+
+    def _lean(self, block: Any, heads: int) -> Any:
+        """What stands in for a layer of the stock tower."""
+        return LeanBlock(block, heads)
+
+    def _projected(self, patches: Tensor) -> Tensor:
+        """Hidden states of patches."""
+        hidden: Tensor = self._module.patch_embed(patches)
+        return hidden
 
     @torch.no_grad()
     def encode(self, patches: Tensor, grids: tuple[Grid, ...]) -> Tensor:
@@ -104,7 +111,7 @@ class LeanTower(Qwen25VLGraphTower):
         patches = patches.to(device=self.device, dtype=self.dtype, non_blocking=True)
         # transformers repeats each angle for the second half of a head.
         cos, sin = (each.chunk(2, dim=-1)[0].contiguous() for each in self._module.rotary_pos_emb(patches, positions))
-        made = {"hidden": self._module.patch_embed(patches), "cos": cos, "sin": sin}
+        made = {"hidden": self._projected(patches), "cos": cos, "sin": sin}
         for name, values in made.items():
             self._by_window(values, order, out[name][: shape.tokens])
 
@@ -125,12 +132,3 @@ class LeanTower(Qwen25VLGraphTower):
             _, normed = kernels.add_norm(hidden, delta, norm.weight, float(norm.variance_epsilon))
             rows: Tensor = mlp(normed.view(len(normed) // self.tokens_per_row, -1))
         return rows
-
-
-def load(card: ModelCard, rule: PixelRule, dtype: torch.dtype, device: torch.device) -> VisionTower:
-    """The tower of the card's checkpoint: this one where attention has a kernel (CUDA, 16 bits), else the stock one.
-
-    Reads no weight of its decoder. Raises ConfigError.
-    """
-    tower = stock.load(card, rule, dtype, device)
-    return LeanTower(tower) if has_segment_kernel(device, dtype) else tower

@@ -20,7 +20,7 @@ from triptych.models.pixels import PixelRule, write_patches
 from triptych.models.qwen2_5_vl.patches import order_patches
 from triptych.models.segment_attention import ATTENTION_NAME, segment
 from triptych.models.shipping import ship
-from triptych.models.weights import build_empty, read_weights
+from triptych.models.weights import build_empty, fill_module
 
 # As saved under the module's own names, and as published.
 _PREFIXES = {"": ("model.visual.", "visual.")}
@@ -115,5 +115,5 @@ def load(card: ModelCard, rule: PixelRule, dtype: torch.dtype, device: torch.dev
     module = build_empty(lambda: Qwen2_5_VisionTransformerPretrainedModel(vision), dtype, device)
     # Set only now: while it builds a model, transformers looks for a package behind every name with `flash` in it.
     module.config._attn_implementation = ATTENTION_NAME
-    read_weights(module, card.folder, _PREFIXES)
+    fill_module(module, card, _PREFIXES)
     return Qwen25VLTower(module, rule)

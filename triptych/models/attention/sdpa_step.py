@@ -1,18 +1,23 @@
-"""Where a step's tokens go in the KV slab, and what each of its sequences reads: indices, worked out once per step.
+"""What each sequence of a step reads of the KV slab, for torch's own attention: indices, worked out once per step.
 
 Everything Python decides by is host numbers; what the device needs is shipped without waiting for it.
 """
 
+import importlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, causal_lower_right
 
 from triptych.journey import Int64Array
 from triptych.models.base import PagedInputs
 from triptych.models.shipping import ship
+
+_CACHE_BYTES = 3 * 2**20  # of keys and values that are copied together on the CPU
+if TYPE_CHECKING:
+    from torch.nn.attention.bias import CausalBias
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +41,14 @@ class DecodeGroup:
     """Sequences with one new token each, attended in one batch.
 
     tokens: [n] or slice  where their tokens stand in the step
-    planes: [2 * n * width] int64  planes of layer 0 to read: all keys, then all values
+    planes: of each layer, [2 * n * width] int64  planes to read: all keys, then all values
     length: keys attended per sequence, the longest one's
     mask:   [n, 1, 1, length] of the model's dtype, 0 or -inf; None where all are equally long
     stale:  int64  rows read that belong to no token: whatever lies there, their weight must come out as zero
     """
 
     tokens: slice | Tensor
-    planes: Tensor
+    planes: tuple[Tensor, ...]
     count: int
     length: int
     mask: Tensor | None
@@ -60,16 +65,15 @@ class Chunk:
 
     tokens: slice
     kv_length: int
-    planes: Tensor | None
-    mask: Tensor | CausalBias | None
+    planes: tuple[Tensor, ...] | None
+    mask: "Tensor | CausalBias | None"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepIndices:
-    """write_rows: [layers, 2, tokens] int64  token rows of the slab where keys and values go"""
+    """Sequences with one new token each, in one batch or more, and the others."""
 
-    write_rows: Tensor
-    decodes: DecodeGroup | None
+    decodes: tuple[DecodeGroup, ...]
     chunks: tuple[Chunk, ...]
 
 
@@ -79,20 +83,33 @@ def index_step(inputs: PagedInputs, slab: SlabShape, dtype: torch.dtype) -> Step
     singles = np.flatnonzero(lengths == 1)
     ends = np.cumsum(lengths)
     chunks = tuple(_chunk(inputs, int(row), int(ends[row]), slab, dtype) for row in np.flatnonzero(lengths != 1))
-    decodes = _decode_group(inputs, singles, ends[singles] - 1, slab, dtype) if len(singles) else None
-    return StepIndices(_write_rows(inputs.slots, slab), decodes, chunks)
+    batches = _batches(inputs, singles, slab, dtype)
+    decodes = tuple(_decode_group(inputs, rows, ends[rows] - 1, slab, dtype) for rows in batches)
+    return StepIndices(decodes, chunks)
 
 
-def _write_rows(slots: Tensor, slab: SlabShape) -> Tensor:
-    first = (slots // slab.block_size) * (slab.planes * slab.block_size) + slots % slab.block_size
-    planes = torch.arange(slab.planes, device=slots.device) * slab.block_size
-    return (planes[:, None] + first[None, :]).view(slab.layers, 2, -1)
+def _batches(inputs: PagedInputs, singles: Int64Array, slab: SlabShape, dtype: torch.dtype) -> list[Int64Array]:
+    """Sequences whose copied keys and values stay in the CPU's cache until they have been attended to.
+
+    That is faster by half, and those beside a long one are not padded to its length.
+    """
+    if inputs.block_tables.device.type != "cpu":
+        return [singles] if len(singles) else []
+    room = max(_CACHE_BYTES // (2 * slab.block_size * slab.kv_heads * slab.head_size * dtype.itemsize), 1)
+    batches, begin, width = [], 0, 0
+    for at, row in enumerate(singles):
+        blocks = -(-inputs.kv_lengths[row] // slab.block_size)
+        if at > begin and (at + 1 - begin) * max(width, blocks) > room:
+            batches.append(singles[begin:at])
+            begin, width = at, 0
+        width = max(width, blocks)
+    return [*batches, singles[begin:]] if len(singles) else []
 
 
-def _planes(tables: Tensor, slab: SlabShape) -> Tensor:
-    """Keys' planes of layer 0 of these blocks, then the values' planes, flat."""
-    first = tables.reshape(-1) * slab.planes
-    return torch.cat([first, first + 1])
+def _planes(tables: Tensor, slab: SlabShape) -> tuple[Tensor, ...]:
+    """Of each layer the keys' planes of these blocks, then the values' planes, flat."""
+    planes = torch.arange(slab.planes, device=tables.device).view(slab.layers, 2, 1)
+    return (planes + tables.reshape(-1) * slab.planes).view(slab.layers, -1).unbind()
 
 
 def _chunk(inputs: PagedInputs, row: int, end: int, slab: SlabShape, dtype: torch.dtype) -> Chunk:
@@ -104,10 +121,13 @@ def _chunk(inputs: PagedInputs, row: int, end: int, slab: SlabShape, dtype: torc
     return Chunk(tokens, kv_length, _planes(table, slab), _causal_mask(length, kv_length, table.device, dtype))
 
 
-def _causal_mask(length: int, kv_length: int, device: torch.device, dtype: torch.dtype) -> Tensor | CausalBias:
+def _causal_mask(length: int, kv_length: int, device: torch.device, dtype: torch.dtype) -> "Tensor | CausalBias":
     """Query i sees keys up to kv_length - length + i."""
     if device.type != "cpu":
-        return causal_lower_right(length, kv_length)  # fused kernels know it without a mask in memory
+        # It loads torch's compiler along, two seconds of a start: only where it is used.
+        module: Any = importlib.import_module("torch.nn.attention.bias")
+        bias: CausalBias = module.causal_lower_right(length, kv_length)
+        return bias  # fused kernels know it without a mask in memory
     return torch.full((length, kv_length), -torch.inf, dtype=dtype).triu_(kv_length - length + 1)
 
 

@@ -1,0 +1,176 @@
+"""A streamed answer: what each step brings is on the socket before the call that brought it returns."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from triptych.errors import TriptychError
+from triptych.journey import Token
+from triptych.router.body import client_gone
+from triptych.router.choices import Choices
+from triptych.router.completion import CompletionHead, usage_of
+from triptych.router.connection import ChunkWay, chunk_way
+from triptych.router.failures import error_body, log_failure, name_image
+from triptych.router.request import Request
+from triptych.router.router import Router, Run
+from triptych.router.schema import ChatRequest
+from triptych.router.sse import DONE, ChunkWriter, error_frame
+
+
+class ChatStream(Response):
+    """Server-sent events for a request whose first tokens are there; owns the run."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        router: Router,
+        run: Run,
+        choices: Choices,
+        chat: ChatRequest,
+        head: CompletionHead,
+        tokens: Sequence[Token],
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._router = router
+        self._run = run
+        self._choices = choices
+        self._chat = chat
+        self._tokens = tokens
+        self._continuous_usage = chat.continuous_usage
+        self._patience_seconds = router.settings.router.stage_timeout_seconds
+        self._writer = ChunkWriter(
+            head,
+            run.request.prepared.branches,
+            token_ids=bool(chat.return_token_ids),
+            prompt_token_ids=run.request.prepared.layout.token_ids.tolist() if chat.return_token_ids else (),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writing = asyncio.ensure_future(self._write(scope, send))
+        gone = asyncio.ensure_future(client_gone(receive))
+        try:
+            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                writing.result()
+        except (OSError, TimeoutError):
+            pass  # the client left while we wrote, or has stopped reading
+        finally:
+            for task in (writing, gone):
+                task.cancel()
+            await asyncio.wait({writing, gone})
+            await self._run.close()
+
+    async def _write(self, scope: Scope, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            way = chunk_way(scope)
+            if way is not None:
+                await TokenPump(self._run.request, way, self._frames, self._patience_seconds).run(self._tokens)
+            else:
+                await self._by_messages(send)
+            last = self._usage() + DONE
+        except TriptychError as error:
+            name_image(error, self._run.request.prepared.image_params)
+            log_failure(scope["state"]["request_id"], error)
+            self._router.metrics.count("triptych:request_errors_total", error=type(error).__name__)
+            last = error_frame(error_body(error))
+        await self._send(send, last, more=False)
+
+    async def _by_messages(self, send: Send) -> None:
+        """For a server that is not ours, and clients that do not take chunks."""
+        request, tokens = self._run.request, self._tokens
+        while tokens:
+            await self._send(send, self._frames(tokens))
+            tokens = await request.receive()
+
+    async def _send(self, send: Send, frames: bytes, more: bool = True) -> None:
+        """Raises TimeoutError for a client that keeps the connection and does not read."""
+        if frames:
+            async with asyncio.timeout(self._patience_seconds):
+                await send({"type": "http.response.body", "body": frames, "more_body": more})
+
+    def _frames(self, tokens: Sequence[Token]) -> bytes:
+        deltas = self._choices.feed(tokens)
+        usage = None
+        if self._continuous_usage:
+            usage = usage_of(self._run.request, self._choices.completion_tokens)
+        return "".join([self._writer.frames(delta, usage) for delta in deltas]).encode()
+
+    def _usage(self) -> bytes:
+        if not self._chat.includes_usage:
+            return b""
+        return self._writer.usage(usage_of(self._run.request, self._choices.completion_tokens)).encode()
+
+
+class TokenPump:
+    """From a request to its client, without a task that wakes for every token.
+
+    Tokens that come while the client does not read wait in the request, and go out together once it does.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        way: ChunkWay,
+        frames: Callable[[Sequence[Token]], bytes],
+        patience_seconds: float,
+    ) -> None:
+        """frames: what some tokens are to the client, maybe nothing"""
+        self._request = request
+        self._way = way
+        self._frames = frames
+        self._patience_seconds = patience_seconds
+        self._look = asyncio.Event()  # something for `run` to do: the end, an error, a client that does not read
+        self._blocked = False
+        self._over = False
+        self._error: Exception | None = None
+
+    async def run(self, first: Sequence[Token]) -> None:
+        """Writes the first tokens and all that follow; returns at the end.
+
+        Raises what ended the request early, and TimeoutError for a client that keeps the connection and does not read.
+        """
+        try:
+            self._write(first)
+            self._request.listen(self._heard)
+            self._heard()  # what has come since the first tokens
+            while not self._over:
+                await self._look.wait()
+                self._look.clear()
+                if self._blocked:
+                    await self._unblock()
+        finally:
+            self._over = True
+        if self._error is not None:
+            raise self._error
+
+    async def _unblock(self) -> None:
+        async with asyncio.timeout(self._patience_seconds):
+            await self._way.drained()
+        self._blocked = False
+        self._heard()
+
+    def _heard(self) -> None:
+        """Called by whoever delivers tokens, who must not suffer from what goes wrong here."""
+        if self._blocked or self._over:
+            return
+        try:
+            while not self._blocked and (tokens := self._request.take()):
+                self._write(tokens)
+        except Exception as error:
+            self._error, self._over = error, True
+        if self._request.has_ended and not self._blocked:
+            self._over = True
+        if self._over:
+            self._look.set()
+
+    def _write(self, tokens: Sequence[Token]) -> None:
+        frames = self._frames(tokens)
+        if frames and not self._way.write(frames):
+            self._blocked = True
+            self._look.set()

@@ -1,0 +1,192 @@
+"""Bodies and streams on the ways that go past h11 and ASGI: the same bytes, whatever the pieces."""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from tests.router.serving import until
+from triptych.router.connection import Connection, chunk_way
+
+pytestmark = pytest.mark.anyio
+PIECES = [b"a", b"\r\n", bytes(range(256)) * 40, b"0\r\n\r\n"]
+
+
+class App:
+    """Answers with the digest of the body, past ASGI where it can."""
+
+    def __init__(self) -> None:
+        self.num_direct = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            assert message["type"] == "http.request"
+            body, more = body + message["body"], message["more_body"]
+        answer = hashlib.sha256(body).hexdigest().encode()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        way = chunk_way(scope)
+        for piece in PIECES:
+            if way is not None:
+                self.num_direct += 1
+                way.write(piece)
+            else:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": answer, "more_body": False})
+
+
+@asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[int]:
+    config = uvicorn.Config(app, http=Connection, log_config=None, lifespan="off", ws="none", port=0)
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(server.serve())
+    await until(lambda: server.started or task.done())
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+def head(length: int, more: str = "", version: str = "1.1") -> bytes:
+    return f"POST /x HTTP/{version}\r\nhost: x\r\ncontent-length: {length}\r\n{more}\r\n".encode()
+
+
+async def chunked_answer(reader: asyncio.StreamReader) -> bytes:
+    """The body of one answer, put together from its chunks."""
+    first = await reader.readuntil(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in first.lower(), first
+    body = b""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        body += await reader.readexactly(size)
+        assert await reader.readexactly(2) == b"\r\n"
+    assert await reader.readexactly(2) == b"\r\n"
+    return body
+
+
+def expected(body: bytes) -> bytes:
+    return b"".join(PIECES) + hashlib.sha256(body).hexdigest().encode()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_bodies_arrive_whole_however_they_are_cut(seed: int) -> None:
+    rng, app = random.Random(seed), App()
+    bodies = [rng.randbytes(rng.choice((0, 1, 70_000, 400_000))) for _ in range(4)]
+    stream = b"".join(head(len(body)) + body for body in bodies)
+    async with listening(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+
+        async def send() -> None:
+            at = 0
+            while at < len(stream):
+                size = rng.choice((1, 100, 5_000, 100_000))
+                writer.write(stream[at : at + size])
+                at += size
+                await asyncio.sleep(rng.choice((0, 0.001)))
+
+        sending = asyncio.create_task(send())
+        async with asyncio.timeout(20):
+            assert [await chunked_answer(reader) for _ in bodies] == [expected(body) for body in bodies]
+        await sending
+        writer.close()
+    assert app.num_direct == len(PIECES) * len(bodies)
+
+
+async def test_the_middle_of_a_body_never_enters_h11(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails where h11 has changed inside, so that the short way is no longer taken."""
+    seen: list[int] = []
+    original = Connection.handle_events
+
+    def handle_events(self: Connection) -> None:
+        seen.append(len(self.conn.trailing_data[0]))
+        original(self)
+
+    monkeypatch.setattr(Connection, "handle_events", handle_events)
+    body = random.Random(1).randbytes(1 << 20)
+    async with listening(App()) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head(len(body)))
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.write(body)
+        assert await chunked_answer(reader) == expected(body)
+        writer.close()
+    assert max(seen[1:], default=0) == 0
+
+
+async def test_a_client_of_http_1_0_gets_no_chunks() -> None:
+    app = App()
+    async with listening(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head(5, version="1.0") + b"hello")
+        answer = await reader.read()
+        writer.close()
+    assert answer.partition(b"\r\n\r\n")[2] == expected(b"hello")
+    assert app.num_direct == 0
+
+
+async def test_a_client_that_waits_for_leave_to_send_gets_it() -> None:
+    body = bytes(300_000)
+    async with listening(App()) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head(len(body), "expect: 100-continue\r\n"))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
+        writer.write(body)
+        assert await chunked_answer(reader) == expected(body)
+        writer.close()
+
+
+async def test_a_client_that_does_not_read_is_noticed() -> None:
+    paused = asyncio.Event()
+
+    async def flood(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        way = chunk_way(scope)
+        assert way is not None
+        while way.write(bytes(1 << 16)):
+            await asyncio.sleep(0)
+        paused.set()
+        await way.drained()
+        assert way.write(b"end")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async with listening(flood) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
+        writer.write(head(0))
+        async with asyncio.timeout(20):
+            await paused.wait()
+            assert (await chunked_answer(reader)).endswith(b"\0end")
+        writer.close()
+
+
+async def test_what_is_written_to_a_client_that_has_left_goes_nowhere() -> None:
+    outcome: asyncio.Queue[bool] = asyncio.Queue()
+
+    async def late(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        way = chunk_way(scope)
+        assert way is not None
+        outcome.put_nowait(way.write(b"x"))
+
+    async with listening(late) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head(0))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.close()
+        assert await asyncio.wait_for(outcome.get(), 5)
+
+
+def test_another_server_has_no_such_way() -> None:
+    assert chunk_way({"type": "http"}) is None
+    assert chunk_way({"type": "http", "extensions": {"triptych.chunks": object()}}) is None

@@ -1,0 +1,1 @@
+"""Attention over paged keys and values: one interface, several implementations, chosen once per decoder."""
