@@ -16,8 +16,8 @@ from triptych.models.kernels import fused, fused_turn  # noqa: E402
 HOPPER = GPUTarget("cuda", 90, 32)
 
 # Of the 7B decoder's numbers, in blocks of 16 tokens.
-TURN_TYPES = {"cos": "*fp32", "sin": "*fp32", "slots": "*i64", "epsilon": "fp32"}
-TURN = {"HEADS": 28, "KV_HEADS": 4, "HALF": 64, "BLOCK_SIZE": 16, "BLOCK_STRIDE": 28 * 2 * 16 * 512}
+TURN_TYPES = {"cos": "*fp32", "sin": "*fp32", "slots": "*i64", "epsilon": "fp32", "block_stride": "i32"}
+TURN = {"HEADS": 28, "KV_HEADS": 4, "HALF": 64, "BLOCK_SIZE": 16}
 TURN |= {"BLOCK_HEADS": 8, "BLOCK_HALF": 64, "num_warps": 2}
 
 # Of the 7B tower's numbers.
@@ -70,7 +70,7 @@ def compiled(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any]
     options = {"num_warps": constants.get("num_warps", 4)}
     constants = {name: value for name, value in constants.items() if name in names}
     signature = {name: "constexpr" if name in constants else types.get(name, f"*{dtype}") for name in names}
-    aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if signature[name].startswith("*")}
+    aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if signature[name][0] in "*i"}
     values = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
     code: str = triton.compile(source, target=HOPPER, options=options).asm["ptx"]

@@ -45,13 +45,13 @@ class FusedTurn:
             places.slots,
             planes,
             shape.epsilon,
+            planes.stride(0),
             HAS_NORM=head_norm is not None,
             ROUNDED=self._rounded,
             HEADS=shape.heads,
             KV_HEADS=shape.kv_heads,
             HALF=half,
             BLOCK_SIZE=planes.shape[2],
-            BLOCK_STRIDE=planes.stride(0),
             BLOCK_HEADS=_HEADS,
             BLOCK_HALF=block_half,
             num_warps=max(1, _HEADS * block_half // _NUMBERS_PER_WARP),
@@ -70,13 +70,13 @@ def _turn(
     slots,
     planes,
     epsilon,
+    block_stride,  # no constant: models of any number of layers share a kernel
     HAS_NORM: tl.constexpr,
     ROUNDED: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    BLOCK_STRIDE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ):
@@ -111,7 +111,7 @@ def _turn(
     written = kept & (slot >= 0)
     plane = (head - HEADS) // KV_HEADS
     row = (plane * BLOCK_SIZE + slot % BLOCK_SIZE) * KV_HEADS + (head - HEADS) % KV_HEADS
-    target = planes + (slot // BLOCK_SIZE) * BLOCK_STRIDE + row * SIZE + number
+    target = planes + (slot // BLOCK_SIZE) * block_stride + row * SIZE + number
     if ROUNDED:
         low = fp8_byte(first.to(tl.float32))
         high = fp8_byte(second.to(tl.float32))
