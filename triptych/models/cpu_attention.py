@@ -38,13 +38,13 @@ def _begins(group: SegmentGroup) -> list[int]:
 def _attend_one(query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> None:
     """All [positions, heads, head_size], of one segment."""
     if len(query) < LONG:
-        by_head = (each.transpose(0, 1) for each in (query, key, value))
-        out.copy_(functional.scaled_dot_product_attention(*by_head).transpose(0, 1))
+        queries, keys, values = (each.transpose(0, 1) for each in (query, key, value))
+        out.copy_(functional.scaled_dot_product_attention(queries, keys, values).transpose(0, 1))
         return
     scale = query.shape[2] ** -0.5
     for head in range(query.shape[1]):
-        keys, values = key[:, head].contiguous(), value[:, head].t().contiguous()
+        mine, across = key[:, head].contiguous(), value[:, head].t().contiguous()
         for begin in range(0, len(query), _QUERIES):
             span = slice(begin, begin + _QUERIES)
-            weights = torch.softmax(product(query[span, head] * scale, keys), dim=-1)
-            out[span, head] = product(weights, values)
+            weights = torch.softmax(product(query[span, head] * scale, mine), dim=-1)
+            out[span, head] = product(weights, across)

@@ -80,7 +80,8 @@ def can_pack(weight: Tensor) -> bool:
 @cache
 def _works() -> bool:
     """Whether all that is used gives, on a small example, what torch's own product gives."""
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    is_built_in: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not is_built_in or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     draw = torch.Generator().manual_seed(0)
     x, weight, bias, other = (torch.randn(*shape, generator=draw) for shape in ((9, 24), (40, 24), (40,), (9, 40)))

@@ -44,8 +44,10 @@ class CpuBlock:
         """hidden [tokens and filling, width]; turns [tokens, 1, head_size / 2] complex"""
         tokens, filling = len(turns), len(hidden) - len(turns)
         qkv = self._qkv(normed(hidden, self._epsilons[0]))[:tokens].view(tokens, 3, self._heads, -1)
-        torch.view_as_complex(qkv[:, :2].flatten(1, 2).unflatten(-1, (-1, 2))).mul_(turns)
-        attended = attend(*qkv.unbind(1), segments).view(tokens, -1)
+        turned = qkv[:, :2].flatten(1, 2)
+        torch.view_as_complex(turned.view(*turned.shape[:2], -1, 2)).mul_(turns)
+        queries, keys, values = qkv.unbind(1)
+        attended = attend(queries, keys, values, segments).view(tokens, -1)
         hidden = self._out.plus(functional.pad(attended, (0, 0, 0, filling)) if filling else attended, hidden)
         inner = normed(hidden, self._epsilons[1])
         return self._down.plus(self._up.times(inner, self._gate.silu(inner)), hidden)
@@ -77,7 +79,8 @@ class CpuTower(LeanTower):
             hidden = block(hidden, turns, frames if number in self._full else windows)
         inner, outer = self._merge
         merged = inner(normed(hidden, self._merge_epsilon).view(len(hidden) // self.tokens_per_row, -1))
-        return outer(functional.gelu(merged))[: len(turns) // self.tokens_per_row]
+        rows: Tensor = outer(functional.gelu(merged))
+        return rows[: len(turns) // self.tokens_per_row]
 
 
 def _filled(rows: Tensor) -> Tensor:
@@ -89,7 +92,8 @@ def _filled(rows: Tensor) -> Tensor:
 def normed(hidden: Tensor, epsilon: float) -> Tensor:
     """[tokens, width] over its root mean square. https://arxiv.org/abs/1910.07467"""
     length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
-    return hidden * length.square_().div_(hidden.shape[-1]).add_(epsilon).rsqrt_()
+    shrink: Tensor = length.square_().div_(hidden.shape[-1]).add_(epsilon).rsqrt_()
+    return hidden * shrink
 
 
 def _interleaved(qkv: Tensor, heads: int) -> Tensor:
@@ -97,6 +101,6 @@ def _interleaved(qkv: Tensor, heads: int) -> Tensor:
 
     In each head of queries and keys, number i + head_size / 2 comes right behind number i.
     """
-    parts = qkv.detach().unflatten(0, (3, heads, 2, -1)).clone()
+    parts = qkv.detach().view(3, heads, 2, -1, *qkv.shape[1:]).clone()
     parts[:2] = parts[:2].transpose(2, 3).reshape(parts[:2].shape)
     return parts.flatten(0, 3)
