@@ -21,6 +21,7 @@ import argparse
 import dataclasses
 import json
 import shlex
+import signal
 import socket
 import statistics
 import subprocess
@@ -110,6 +111,8 @@ class Candidate:
 
 def main() -> int:
     arguments = read_arguments()
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell had the first ignored: servers must not stay
+        signal.signal(number, signal.default_int_handler)
     console = Console(stderr=True, highlight=False)
     logs = Path(tempfile.mkdtemp(prefix="peer-cpu-"))
     console.print(f"logs of the servers: {logs}", style="dim")

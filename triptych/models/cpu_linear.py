@@ -115,7 +115,7 @@ def _packed(weight: Tensor) -> Tensor:
 
 
 def _by_onednn(x: Tensor, packed: Tensor, bias: Tensor | None, then: str) -> Tensor:
-    made: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, then, [], "")
+    made: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, then, [], "")
     return made
 
 
