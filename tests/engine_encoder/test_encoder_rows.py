@@ -10,9 +10,9 @@ from transformers import AutoImageProcessor, Qwen2_5_VLForConditionalGeneration
 
 from tests.checkpoints import EMBEDDED, random_checkpoint
 from tests.engine_encoder.rig import Front, Gate, picture, running
+from tests.models.stock import stock_tower
 from triptych.models.base import VisionTower
 from triptych.models.card import ModelCard, load_card
-from triptych.models.loading import load_tower
 from triptych.multimodal.canonical import to_rgb
 from triptych.services.encoder.prepare import Preparer
 
@@ -45,7 +45,8 @@ def apart(rows: Tensor, expected: Tensor) -> float:
 def model(request: pytest.FixtureRequest) -> tuple[ModelCard, VisionTower, Preparer, Stock]:
     folder = EMBEDDED if request.param == "embedded" else random_checkpoint()
     card = load_card(str(folder), "float32")
-    return card, load_tower(card, torch.device("cpu"), "float32"), Preparer(card), Stock(folder)
+    # Modules of transformers itself: how far ours round from it is told in tests/models.
+    return card, stock_tower(card, "float32"), Preparer(card), Stock(folder)
 
 
 def test_every_item_of_a_batch_has_the_rows_of_the_stock_tower(

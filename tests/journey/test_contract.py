@@ -23,7 +23,7 @@ from triptych.journey import Item, Layout, Modality, Role, new_request_id
 from triptych.models.card import ModelCard, load_card
 from triptych.multimodal.digest import item_digest, source_digest
 from triptych.multimodal.layout import TextPart, lay_out
-from triptych.pb import decode_pb2, encoder_pb2, prefill_pb2, worker_pb2
+from triptych.pb import common_pb2, decode_pb2, encoder_pb2, prefill_pb2, worker_pb2
 from triptych.pb.decode_pb2_grpc import DecodeStub
 from triptych.pb.encoder_pb2_grpc import EncoderStub
 from triptych.pb.prefill_pb2_grpc import PrefillStub
@@ -139,7 +139,7 @@ def test_a_corrupted_layout_is_refused_by_decode(cluster: Running, card: ModelCa
     message.rope[0].base_h = 7
     start = decode_pb2.DecodeStart(envelope=caller.envelope(), layout=message, branches=1)
     start.sampling.CopyFrom(wire.sampling_to_pb(Sampling(temperature=0, max_tokens=4)))
-    token = wire.pb.Token(id=5)
+    token = common_pb2.Token(id=5)
     parts = [
         decode_pb2.DecodeRequest(start=start),
         decode_pb2.DecodeRequest(first=decode_pb2.FirstTokenList(tokens=[token])),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from triptych.models.cpu_linear import can_pack, product
+from triptych.models.cpu_linear import can_pack, filled, product
 from triptych.models.segment_attention import SegmentGroup, Segments, attend_segments
 
 LONG = 512  # positions, from which on a segment is attended to here
@@ -41,10 +41,12 @@ def _attend_one(query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> None:
         queries, keys, values = (each.transpose(0, 1) for each in (query, key, value))
         out.copy_(functional.scaled_dot_product_attention(queries, keys, values).transpose(0, 1))
         return
-    scale = query.shape[2] ** -0.5
+    scale, positions = query.shape[2] ** -0.5, len(query)
     for head in range(query.shape[1]):
-        mine, across = key[:, head].contiguous(), value[:, head].t().contiguous()
-        for begin in range(0, len(query), _QUERIES):
+        mine, across = filled(key[:, head]).contiguous(), filled(value[:, head]).t().contiguous()
+        for begin in range(0, positions, _QUERIES):
             span = slice(begin, begin + _QUERIES)
-            weights = torch.softmax(product(query[span, head] * scale, mine), dim=-1)
-            out[span, head] = product(weights, across)
+            queries = query[span, head] * scale
+            scores = product(filled(queries), mine)
+            scores[:, positions:] = -torch.inf
+            out[span, head] = product(torch.softmax(scores, dim=-1), across)[: len(queries)]

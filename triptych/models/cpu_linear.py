@@ -6,10 +6,11 @@ for what the processor has. One core with AVX-512, layers 256 wide: 104 against 
 registers. https://github.com/uxlfoundation/oneDNN
 
 Its results for a row do not depend on how many rows there are. Code is generated once for each number of rows, in about
-a millisecond: callers whose numbers of rows vary without end fill them up to a multiple.
+a millisecond, and is kept: callers whose numbers vary fill them up (`filled`), or a thousand of them would be compiled.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from functools import cache
 
@@ -17,10 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["CpuLinear", "can_pack", "product"]
+__all__ = ["CpuLinear", "can_pack", "filled", "product"]
 
 log = logging.getLogger(__name__)
 
+# Rows are filled up to a multiple of the second number where they are not more than the first.
+_GRAINS = ((16, 1), (64, 8), (256, 16), (math.inf, 64))
 _TYPICAL_ROWS = 256  # what the packed layout is chosen for; it serves any number
 _LARGEST_DIFFERENCE = 1e-5  # of the largest number, between the two products of float32
 
@@ -67,8 +70,18 @@ class CpuLinear:
         return _by_onednn_with(x, other, self._weight, self.bias, "add")
 
 
+def filled(rows: Tensor) -> Tensor:
+    """[rows, ...] with zeros behind them, up to a number of rows that is met again; itself where it is one."""
+    count = len(rows)
+    missing = -count % next(grain for most, grain in _GRAINS if count <= most)
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
+
+
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T of oneDNN where the weight is used once, which packing would not pay for; both as `can_pack` wants them."""
+    """x W^T of oneDNN where the weight is used once, which packing would not pay for; both as `can_pack` wants them.
+
+    As of rows, code is generated and kept for each number of outputs and inputs.
+    """
     return _by_onednn(x, weight, None, "none")
 
 

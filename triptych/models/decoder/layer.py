@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from triptych.models.attention.base import AttentionStep
-from triptych.models.cpu_linear import CpuLinear
+from triptych.models.cpu_linear import CpuLinear, filled
 from triptych.models.decoder.weights import Dense, LayerWeights
 from triptych.models.kernels.choice import Kernels
 from triptych.models.kernels.head_shape import Turn
@@ -57,7 +57,8 @@ class Layer:
 class HostLayer:
     """Of dense weights in float32 on the CPU; see AnyLayer. Nothing is ever left to be added.
 
-    The weights of both norms are multiplied into the products behind them.
+    The weights of both norms are multiplied into the products behind them. Hidden states are filled up (`filled`):
+    those of a step's tokens, or of the asked ones, come first.
     """
 
     def __init__(self, weights: LayerWeights, number: int, epsilon: float) -> None:
@@ -74,15 +75,18 @@ class HostLayer:
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, turn: Turn, attention: AttentionStep, asked: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
+        tokens = turn.num_tokens
         if delta is not None:
-            hidden = hidden + delta
-        states = turn(self._number, self._qkv(self._normed(hidden)), self._head_norm)
+            hidden = hidden[:tokens] + delta
+        if len(hidden) == tokens:  # else it was filled by the layer before
+            hidden = filled(hidden)
+        states = turn(self._number, self._qkv(self._normed(hidden))[:tokens], self._head_norm)
         if asked is not None and not len(asked):
             return hidden[:0], None
-        attended = attention.attend(self._number, *states).view(len(hidden), -1)
+        attended = attention.attend(self._number, *states).view(tokens, -1)
         if asked is not None:
-            hidden, attended = hidden.index_select(0, asked), attended.index_select(0, asked)
-        hidden = self._out.plus(attended, hidden)
+            hidden, attended = filled(hidden.index_select(0, asked)), attended.index_select(0, asked)
+        hidden = self._out.plus(filled(attended), hidden)
         normed = self._normed(hidden)
         gated = self._up.times(normed, self._gate.silu(normed))
         return self._down.plus(gated, hidden), None

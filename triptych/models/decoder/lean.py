@@ -121,7 +121,7 @@ class LeanDecoder:
             hidden, delta = layer(hidden, delta, turn, attention, asked if number == last else None)
             if deepstack is not None and number < len(deepstack):
                 hidden, delta = _added(hidden, delta), deepstack[number]
-        return self._logits(hidden, delta)
+        return self._logits(hidden, delta)[: turn.num_tokens if asked is None else len(asked)]
 
     def _logits(self, hidden: Tensor, delta: Tensor | None) -> Tensor:
         if not len(hidden):

@@ -24,6 +24,7 @@ class FusedTurn:
 
     def __init__(self, places: TokenPlaces) -> None:
         check_places(places)
+        self.num_tokens = len(places.slots)
         self._places = places
         slab = places.kv_slab
         self._rounded = slab.dtype.itemsize == 1

@@ -45,6 +45,8 @@ class TokenPlaces:
 class Turn(Protocol):
     """One step's rotary embedding and KV write."""
 
+    num_tokens: int
+
     def __call__(self, layer: int, qkv: Tensor, head_norm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [tokens, heads, head_size], keys and values [tokens, kv_heads, head_size]; any row stride.
 

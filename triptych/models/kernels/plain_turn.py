@@ -14,6 +14,7 @@ class PlainTurn:
     def __init__(self, places: TokenPlaces) -> None:
         check_places(places)
         slab, shape = places.kv_slab, places.shape
+        self.num_tokens = len(places.slots)
         self._shape = shape
         # A number of one byte is moved as a byte: torch does not move numbers of every such type.
         self._rounded = slab.dtype if slab.dtype.itemsize == 1 else None

@@ -14,14 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from triptych.models.cpu_attention import attend
-from triptych.models.cpu_linear import CpuLinear
+from triptych.models.cpu_linear import CpuLinear, filled
 from triptych.models.kernels.choice import PLAIN
 from triptych.models.qwen2_5_vl import tower as stock
 from triptych.models.qwen2_5_vl.lean_tower import LeanTower
 from triptych.models.segment_attention import Segments
-
-# oneDNN generates code for each number of rows, and images have many sizes: tokens are filled up to a multiple.
-_GRAIN, _SMALL_GRAIN, _SMALL = 64, 16, 256
 
 
 class CpuBlock:
@@ -42,13 +39,13 @@ class CpuBlock:
 
     def __call__(self, hidden: Tensor, turns: Tensor, segments: Segments) -> Tensor:
         """hidden [tokens and filling, width]; turns [tokens, 1, head_size / 2] complex"""
-        tokens, filling = len(turns), len(hidden) - len(turns)
+        tokens = len(turns)
         qkv = self._qkv(normed(hidden, self._epsilons[0]))[:tokens].view(tokens, 3, self._heads, -1)
         turned = qkv[:, :2].flatten(1, 2)
         torch.view_as_complex(turned.view(*turned.shape[:2], -1, 2)).mul_(turns)
         queries, keys, values = qkv.unbind(1)
         attended = attend(queries, keys, values, segments).view(tokens, -1)
-        hidden = self._out.plus(functional.pad(attended, (0, 0, 0, filling)) if filling else attended, hidden)
+        hidden = self._out.plus(filled(attended), hidden)
         inner = normed(hidden, self._epsilons[1])
         return self._down.plus(self._up.times(inner, self._gate.silu(inner)), hidden)
 
@@ -70,23 +67,17 @@ class CpuTower(LeanTower):
         return CpuBlock(block, heads)
 
     def _projected(self, patches: Tensor) -> Tensor:
-        return self._projection(_filled(patches))[: len(patches)]
+        return self._projection(filled(patches))[: len(patches)]
 
     def _layers(self, inputs: Mapping[str, Tensor], frames: Segments, windows: Segments) -> Tensor:
         cos, sin = inputs["cos"], inputs["sin"]
-        turns, hidden = torch.complex(cos, sin)[:, None], _filled(inputs["hidden"])
+        turns, hidden = torch.complex(cos, sin)[:, None], filled(inputs["hidden"])
         for number, block in enumerate(self._blocks):
             hidden = block(hidden, turns, frames if number in self._full else windows)
         inner, outer = self._merge
         merged = inner(normed(hidden, self._merge_epsilon).view(len(hidden) // self.tokens_per_row, -1))
         rows: Tensor = outer(functional.gelu(merged))
         return rows[: len(turns) // self.tokens_per_row]
-
-
-def _filled(rows: Tensor) -> Tensor:
-    """[rows, width] with zeros behind them, up to a number of rows that is met again."""
-    filling = -len(rows) % (_SMALL_GRAIN if len(rows) < _SMALL else _GRAIN)
-    return functional.pad(rows, (0, 0, 0, filling)) if filling else rows
 
 
 def normed(hidden: Tensor, epsilon: float) -> Tensor:
