@@ -182,6 +182,9 @@ class Cable:
                      str(right.first_pid))  # fmt: skip
         for host in self._ends:
             host.network("ip", "address", "add", f"{host.address}/{PREFIX_BITS}", "dev", INTERFACE)
+            # Under BBR a connection may wait for half a minute once its cable is mended: all it has to send is paced at
+            # what the cable carried while it was cut. Reno is in every kernel, and asks again as RFC 6298 says.
+            host.network("sh", "-c", "echo reno > /proc/sys/net/ipv4/tcp_congestion_control")
         self.mend()
 
     def cut(self) -> None:
