@@ -54,11 +54,8 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 """
 
-IMAGE_PROCESSOR: dict[str, Any] = {
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "processor_class": "Qwen2_5_VLProcessor",
-    "min_pixels": 56 * 56,
-    "max_pixels": 448 * 448,  # 256 embedding rows: an image of any size stays cheap on a CPU
+# What the family does with every image.
+PIXELS: dict[str, Any] = {
     "patch_size": 14,
     "temporal_patch_size": 2,
     "merge_size": 2,
@@ -70,4 +67,12 @@ IMAGE_PROCESSOR: dict[str, Any] = {
     "do_convert_rgb": True,
     "rescale_factor": 1 / 255,
     "resample": 3,
+}
+
+IMAGE_PROCESSOR: dict[str, Any] = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "processor_class": "Qwen2_5_VLProcessor",
+    "min_pixels": 56 * 56,
+    "max_pixels": 448 * 448,  # 256 embedding rows: an image of any size stays cheap on a CPU
+    **PIXELS,
 }

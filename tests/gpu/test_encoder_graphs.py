@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.checkpoints import EMBEDDED, random_checkpoint
+from tests.gpu.waits import no_host_synchronisation
 from triptych.config import EncoderSettings
 from triptych.engine.encoder_graphs import SCRATCH_UNITS, BlockGraphs
 from triptych.journey import Grid
@@ -119,12 +120,8 @@ def test_batches_launched_one_behind_the_other_keep_their_own_rows(bench: Bench)
 def test_a_replay_never_makes_the_host_wait(bench: Bench) -> None:
     patches = patches_of(1, GRIDS)
     bench.run(patches, GRIDS)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_host_synchronisation():
         bench.run(patches, GRIDS)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_nothing_outside_the_rows_and_the_scratch_is_written(bench: Bench) -> None:

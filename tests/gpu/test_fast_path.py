@@ -21,6 +21,7 @@ from tests.checkpoints import EMBEDDED, random_checkpoint
 from tests.engine.prompts import layout_of, user
 from tests.engine.rig import GREEDY, Asked, running
 from tests.gpu.teacher import Teacher
+from tests.gpu.waits import no_host_synchronisation
 from tests.reference import Reference, compare
 from tools.make_random_checkpoint import WORDS, make_checkpoint
 from triptych.config import LanguageSettings
@@ -187,10 +188,6 @@ def test_serving_never_waits_for_the_device_but_to_read_its_tokens(folder: Path)
     model = load_language(load_card(str(folder), "bfloat16"), GPU, "bfloat16")
     with running(model, False, prefill_chunk_tokens=64) as pair, ThreadPoolExecutor(8) as pool:
         list(pool.map(pair.answer, asked[:8]))  # the first use of a kernel or of pinned memory may wait
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_host_synchronisation():
             answers = list(pool.map(pair.answer, asked))
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     assert all(len(answer[0]) == GREEDY.max_tokens for answer in answers)

@@ -1,8 +1,6 @@
 """Weights and KV in 8 bits on a GPU: the CPU's bytes, products by the matrix units, and no wait for the host."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.checkpoints import EMBEDDED
+from tests.gpu.waits import no_host_synchronisation
 from tests.models.test_fp8_decoder import BOTH, FP8_KV, FP8_WEIGHTS, STEPS, WHOLE, apart, logits
 from tests.models.test_quantised import exact_values, noise, numbers_to_round
 from triptych.config import LanguageSettings
@@ -32,16 +31,6 @@ SMALL = [FP8_KV, FP8_WEIGHTS, BOTH]
 SHAPES = [(4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944), (200, 328)]
 # Sums are those of 14 bits' numbers where the units add fast; https://arxiv.org/abs/2412.19437 has how many.
 ERRORS = {torch.float32: 5e-3, torch.bfloat16: 6e-3, torch.float16: 5e-3}
-
-
-@contextmanager
-def no_host_synchronisation() -> Iterator[None]:
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_torch_on_a_gpu_rounds_as_on_the_cpu() -> None:

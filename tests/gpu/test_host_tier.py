@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.gpu.gpu_neighbour import sleep_on_device
-from tests.gpu.test_models import no_host_synchronisation
+from tests.gpu.waits import no_host_synchronisation
 from triptych.engine.host_tier import Demotion, HostTier
 from triptych.engine.store_entry import HostSlot, ItemKey
 from triptych.journey import Grid

@@ -11,6 +11,7 @@ from tests.checkpoints import random_checkpoint
 from tests.engine.prompts import layout_of, picture, rows_of, user
 from tests.engine.rig import GREEDY, Asked, running
 from tests.engine.test_storm import Answers, ids_of, storm
+from tests.gpu.waits import no_host_synchronisation
 from tests.reference import Reference, compare
 from triptych.config import LanguageSettings
 from triptych.engine.batch import chunk_stretch
@@ -105,8 +106,7 @@ PENALISED = Sampling(
 @pytest.fixture(scope="module", params=["off", "on"], ids=["eager", "recorded"])
 def runner(model: LanguageModel, asked: Asked, request: pytest.FixtureRequest) -> Runner:
     """Warm: the first use of a kernel or of pinned memory may wait."""
-    if request.param == "on" and not hasattr(model, "decode"):
-        pytest.skip("this decoder cannot be recorded")
+    assert getattr(model, "recordable", False), "the decoder that is served cannot be recorded, see the warnings"
     warm = Runner(model, None, LanguageSettings(kv_bytes=16 << 20, max_sequences=4, graphs=request.param))
     warm.record()
     launch_all(warm, asked)
@@ -182,11 +182,8 @@ def test_whole_answers_never_make_the_host_wait_but_for_their_tokens(
     questions = [replace(asked, sampling=sampling, branches=2) for sampling in (LONG, PENALISED)]
     with running(model, split=False, pipeline="on", graphs=graphs, prefill_chunk_tokens=33) as pair:
         wanted = [ids_of(pair.answer(question)) for question in questions]
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_host_synchronisation():
             found = [ids_of(pair.answer(question)) for question in questions]
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     assert found == wanted
 
 

@@ -1,7 +1,5 @@
 """Decoder and tower on a GPU: no host synchronisation, and answers as transformers gives them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.checkpoints import EMBEDDED, random_checkpoint
+from tests.gpu.waits import no_host_synchronisation
 from tests.models.stepper import BLOCK_SIZE, Stepper, Stepping, generate
 from tests.reference import Reference, compare
 from triptych.journey import Grid
@@ -25,16 +24,6 @@ CUDA = torch.device("cuda", 0)
 @pytest.fixture(params=["random", "embedded"])
 def folder(request: pytest.FixtureRequest) -> Path:
     return random_checkpoint() if request.param == "random" else EMBEDDED
-
-
-@contextmanager
-def no_host_synchronisation() -> Iterator[None]:
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def prompt(model: LanguageModel, length: int, seed: int) -> Stepping:

@@ -36,6 +36,4 @@ def test_our_kernels_are_clean(tool: str, record_property: Callable[[str, object
 @pytest.mark.parametrize(("tool", "fault"), [("memcheck", "planted-bounds"), ("racecheck", "planted-race")])
 def test_a_planted_fault_is_found(tool: str, fault: str) -> None:
     verdict = checked(tool, fault)
-    if "_compile_kernel" in verdict.output:
-        pytest.skip("this torch cannot compile the planted kernel")
     assert verdict.found, verdict.output[-3000:]

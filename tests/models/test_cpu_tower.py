@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from tests.models.halves import check_halves
 from tests.models.stock import stock_tower
 from triptych.journey import Grid
 from triptych.models.card import load_card
@@ -74,15 +74,7 @@ def test_every_item_of_a_batch_gets_nearly_the_rows_it_gets_alone(folder: Path) 
 def test_its_halves_make_the_same_rows_in_the_order_of_windows(folder: Path) -> None:
     tower, grids = packed_tower(folder), (Grid(1, 10, 6), Grid(2, 4, 8))
     assert graph_tower(tower) is tower
-    patches, shape = patches_of(3, *grids), tower.shape(grids)
-    inputs = {each.name: each.tensor(shape.tokens) for each in tower.static_inputs}
-    tower.prelude(patches, shape, inputs)
-    before = {name: values.clone() for name, values in inputs.items()}
-    bounds = [torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32) for lengths in shape.contexts]
-    rows = tower.blocks(inputs, bounds, [int(lengths.max()) for lengths in shape.contexts])
-    for name, values in inputs.items():
-        assert torch.equal(values, before[name]), f"blocks wrote to {name}, which replays read again"
-    torch.testing.assert_close(rows, tower.encode(patches, grids)[torch.from_numpy(shape.row_order)])
+    check_halves(tower, patches_of(3, *grids), grids)
 
 
 def test_filling_leaves_no_trace_in_the_rows(folder: Path) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tests.models import stock
+from tests.models.halves import check_halves
 from tests.models.kernel_cases import LARGEST_ERRORS, errors
 from triptych.journey import Grid
 from triptych.models.card import load_card
@@ -59,16 +59,7 @@ def test_its_halves_make_the_same_rows_in_the_order_of_windows(folder: Path) -> 
     for seed in range(10):
         sides = [2 * numbers.randint(1, 12) for _ in range(6)]
         grids = (Grid(1, sides[0], sides[1]), Grid(2, sides[2], sides[3]), Grid(1, sides[4], sides[5]))
-        patches = patches_of(seed, grids)
-        shape = tower.shape(grids)
-        inputs = {each.name: each.tensor(shape.tokens) for each in tower.static_inputs}
-        tower.prelude(patches, shape, inputs)
-        before = {name: values.clone() for name, values in inputs.items()}
-        bounds = [torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32) for lengths in shape.contexts]
-        rows = tower.blocks(inputs, bounds, [int(lengths.max()) for lengths in shape.contexts])
-        for name, values in inputs.items():
-            assert torch.equal(values, before[name]), f"blocks wrote to {name}, which replays read again"
-        torch.testing.assert_close(rows, tower.encode(patches, grids)[torch.from_numpy(shape.row_order)])
+        check_halves(tower, patches_of(seed, grids), grids)
 
 
 def test_making_it_leaves_no_layer_in_memory_twice(folder: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from tools.folder_parts import PIXELS
+
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -110,17 +112,7 @@ def _pixel_config() -> dict[str, Any]:
         "processor_class": "Qwen2_5_VLProcessor",
         "min_pixels": 56 * 56,
         "max_pixels": 28 * 28 * 16384,
-        "patch_size": 14,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-        "image_mean": [0.48145466, 0.4578275, 0.40821073],
-        "image_std": [0.26862954, 0.26130258, 0.27577711],
-        "do_resize": True,
-        "do_rescale": True,
-        "do_normalize": True,
-        "do_convert_rgb": True,
-        "rescale_factor": 1 / 255,
-        "resample": 3,
+        **PIXELS,
     }
 
 

@@ -109,7 +109,7 @@ def _works() -> bool:
             "add": (_by_onednn_with(x, other, packed, bias, "add"), expected + other),
         }
     except (RuntimeError, NotImplementedError) as error:
-        log.info("float32 products on the CPU are not oneDNN's: %s", error)
+        log.warning("float32 products on the CPU are not oneDNN's, which costs time: %s", error)
         return False
     wrong = [name for name, (got, wanted) in found.items() if not _agree(got, wanted)]
     if wrong:
