@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
 # Words the tokenizer knows whole or in part; what a test writes is mostly made of them.
 _WORDS = """
 a about above after again all also an and animal answer any apple are around as ask at away back bag ball bank be bear
@@ -76,3 +78,17 @@ IMAGE_PROCESSOR: dict[str, Any] = {
     "max_pixels": 448 * 448,  # 256 embedding rows: an image of any size stays cheap on a CPU
     **PIXELS,
 }
+
+
+def untrained_tokenizer() -> Tokenizer:
+    """Byte-level BPE that cuts and writes text as Qwen's does, and knows no word yet."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer

@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, pre_tokenizers, trainers
 
-from tools.folder_parts import CHAT_TEMPLATE, IMAGE_PROCESSOR, SPLIT, WORDS
+from tools.folder_parts import CHAT_TEMPLATE, IMAGE_PROCESSOR, WORDS, untrained_tokenizer
 
 # As Qwen's tokenizers name them, in the order of their ids.
 SPECIAL_TOKENS = (
@@ -182,15 +182,7 @@ def tokenizer_json(vocab_size: int, ids: Mapping[str, int]) -> dict[str, Any]:
 
 def _trained() -> Tokenizer:
     """BPE merged until each frequent word, with the space before it, is one token."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = untrained_tokenizer()
     trainer = trainers.BpeTrainer(
         vocab_size=3500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )

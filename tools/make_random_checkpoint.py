@@ -29,10 +29,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers, trainers
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-from tools.folder_parts import CHAT_TEMPLATE, IMAGE_PROCESSOR, SPLIT, WORDS
+from tools.folder_parts import CHAT_TEMPLATE, IMAGE_PROCESSOR, WORDS, untrained_tokenizer
 
 SHARPNESS = 1.6
 LOGIT_SCALE = 3.0
@@ -71,15 +71,7 @@ def make_checkpoint(folder: Path, seed: int = 0, shapes: Mapping[str, Any] = Map
 
 def make_tokenizer(seed: int) -> Tokenizer:
     """Byte-level BPE over WORDS, with Qwen's special tokens as the first ids."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = untrained_tokenizer()
     special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
