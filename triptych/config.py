@@ -71,12 +71,24 @@ class RouterSettings:
     max_body_bytes: int = 64 * MIB
     max_image_bytes: int = 20 * MIB
     max_image_pixels: int = 40_000_000
+    max_request_pixels: int = 320_000_000  # of all different images of a request, as their headers tell
+    max_request_media_bytes: int = 256 * MIB  # of all different images of a request, decoded from base64 or fetched
     max_images_per_prompt: int = 64
     media_budget_bytes: int = 1 * GIB  # compressed media held by all requests in flight
     fetch_timeout_seconds: float = 5.0
     max_redirects: int = 3
     allow_media_cidrs: tuple[str, ...] = ()  # non-public networks that media may be fetched from, e.g. 127.0.0.0/8
     allow_media_ports: tuple[int, ...] = (80, 443)  # of public addresses; empty: any. Opened networks have all
+    allow_media_hosts: tuple[str, ...] = ()  # example.com, or .example.com for it and all below it; empty: any host
+    # http://[user:password@]host:port. The proxy resolves names, so allow_media_cidrs cannot judge what they lead to: it
+    # must refuse inner addresses itself. Hosts, ports and numeric addresses are still judged. No variable names it.
+    media_proxy: str = ""
+    media_roots: tuple[str, ...] = ()  # folders below which file:// URLs are read, symbolic links refused; empty: none
+    concurrent_fetches: int = 64
+    fetches_per_host: int = 16  # of them
+    media_cache_bytes: int = 0  # for fetched images that their servers let us keep; 0: none
+    media_names_bytes: int = 128 * MIB  # for images that clients gave a uuid, so that they need not send them again
+    isolate_tenants: bool = True  # rows and KV are never shared between keys; without keys there is but one tenant
     request_timeout_seconds: float = 300.0
     stage_timeout_seconds: float = 60.0  # without progress in a stage
     default_max_tokens: int = 0  # 0: whatever the context leaves
@@ -92,8 +104,11 @@ class RouterSettings:
             _require(0 < port <= 65535, "router.allow_media_ports", port, "ports of 1 to 65535")
         for cidr in self.allow_media_cidrs:
             _require_network("router.allow_media_cidrs", cidr)
+        for name in ("media_cache_bytes", "media_names_bytes"):
+            _require(getattr(self, name) >= 0, f"router.{name}", getattr(self, name), "0 (none) or more")
         _require_positive(
             *("router", self, "max_body_bytes", "max_image_bytes", "max_image_pixels", "media_budget_bytes"),
+            *("max_request_pixels", "max_request_media_bytes", "concurrent_fetches", "fetches_per_host"),
             *("fetch_timeout_seconds", "request_timeout_seconds", "stage_timeout_seconds", "status_interval_seconds"),
             "status_timeout_seconds",
         )
