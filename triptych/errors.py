@@ -7,6 +7,7 @@ TriptychError                  never raised itself
     MediaTooLarge              413  more bytes than allowed
     BodyTooLarge               413  the HTTP body
     ContextTooLong             400  prompt plus output exceed the model's context
+    WrongContentType           415  the HTTP body says it is no JSON
     UnknownModel               404
     Unauthorized               401
   ClusterError                 try again, perhaps elsewhere: 5xx
@@ -79,6 +80,13 @@ class BodyTooLarge(RequestError):
 
     http_status = 413
     code = "request_too_large"
+
+
+class WrongContentType(RequestError):
+    """An HTTP body that says it is something else than JSON."""
+
+    http_status = 415
+    code = "unsupported_media_type"
 
 
 class ContextTooLong(RequestError):
