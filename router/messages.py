@@ -26,8 +26,12 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
+    """url: empty where a uuid stands for the content. detail: of DETAILS, empty counts as auto."""
+
     url: str
     param: str  # dotted path of the URL in the request
+    uuid: str = ""
+    detail: str = ""
 
 
 Part: TypeAlias = TextPart | ImagePart

@@ -75,6 +75,8 @@ class ChatRequest(BaseModel):
     response_format: ResponseFormat | None = None
     return_token_ids: StrictBool | None = None
     priority: Annotated[Whole | None, Field(ge=-(1 << 31), lt=1 << 31)] = None
+    cache_salt: Annotated[str | None, Field(min_length=1, max_length=256)] = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     tools: Any = None
     tool_choice: Any = None
 
