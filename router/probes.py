@@ -1,0 +1,53 @@
+"""What those who watch a server ask it."""
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+
+from triptych.journey import Role
+from triptych.router.router import Router
+
+
+def add_probes(app: FastAPI, router: Router) -> None:
+    @app.get("/health", response_model=None)
+    async def health() -> Response:
+        """Whether every role has a worker"""
+        roles = _roles(router)
+        healthy = all(roles.values())
+        body = {"status": "ok" if healthy else "unavailable", "roles": roles}
+        return JSONResponse(body, status_code=200 if healthy else 503)
+
+    @app.get("/ready", response_model=None)
+    async def ready() -> Response:
+        """Whether requests can be answered, and if not, which roles are missing"""
+        missing = [role for role, has_worker in _roles(router).items() if not has_worker]
+        if missing:
+            return JSONResponse({"status": "not ready", "missing": missing}, status_code=503)
+        return JSONResponse({"status": "ready", "missing": []})
+
+    @app.get("/live", response_model=None)
+    async def live() -> dict[str, str]:
+        """That the process runs"""
+        return {"status": "ok"}
+
+    @app.get("/version", response_model=None)
+    async def tell_version() -> dict[str, str]:
+        """The server's version"""
+        return {"version": version("triptych")}
+
+    @app.api_route("/metrics", methods=["GET", "HEAD"], response_model=None)
+    async def metrics() -> Response:
+        """Prometheus text"""
+        return Response(router.expose_metrics(), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get("/v1/cluster", response_model=None)
+    async def cluster() -> dict[str, Any]:
+        """Every worker as the router sees it"""
+        return {"object": "cluster", "model": router.name, "workers": router.fleet.describe()}
+
+
+def _roles(router: Router) -> dict[str, bool]:
+    return {str(role): router.fleet.is_ready(role) for role in Role}
