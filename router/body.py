@@ -22,6 +22,7 @@ _ALWAYS_QUICK_BYTES = 16 << 10
 _MAYBE_QUICK_BYTES = 8 << 20
 _FEW = 1024
 SLOWEST_BYTES_PER_SECOND = 16 << 10
+_AHEAD_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,14 @@ class Body:
 async def read_body(http: Request, most_bytes: int, pause_seconds: float, holding: Holding) -> Body:
     """The whole body, meant to be JSON, counted in the holding while it comes.
 
-    Raises BodyTooLarge, before reading where the length is declared; InvalidRequest for a client that pauses too
-    long, or sends next to nothing without ever pausing.
+    Raises BodyTooLarge and Overloaded, before reading where the length is declared; InvalidRequest for a client that
+    pauses too long, or sends next to nothing without ever pausing.
     """
     declared = http.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > most_bytes:
+    length = int(declared[:20]) if declared.isdigit() else 0
+    if length > most_bytes:
         raise _too_large(most_bytes)
+    share = _Share(length, holding)
     pieces, num_bytes, num_values = [], 0, 0
     stream = http.stream()
     now = asyncio.get_running_loop().time
@@ -67,7 +70,7 @@ async def read_body(http: Request, most_bytes: int, pause_seconds: float, holdin
             num_values += num_value_signs(piece)
             if num_values > MOST_VALUES:
                 raise BodyTooLarge(f"the body has more than {MOST_VALUES} of the signs that begin a JSON value")
-            holding.take(len(piece))
+            share.came(num_bytes)
             pieces.append(piece)
     except StopAsyncIteration:
         return Body(b"".join(pieces), num_values)
@@ -75,6 +78,29 @@ async def read_body(http: Request, most_bytes: int, pause_seconds: float, holdin
         raise Cancelled("the client left") from None
     except TimeoutError:
         raise InvalidRequest(f"the body came too slowly; pauses may take {pause_seconds:g} seconds") from None
+
+
+class _Share:
+    """What a body takes of the budget.
+
+    One that would not fit now is turned away unread. Then it holds what has come and a little ahead, never all that
+    it promises: a few connections that promise much and send nothing would shut everybody else out.
+    """
+
+    def __init__(self, length: int, holding: Holding) -> None:
+        """length: as declared, 0 where it is not. Raises Overloaded."""
+        holding.check(length)
+        self._length = length
+        self._holding = holding
+        self._held = min(length, _AHEAD_BYTES)
+        holding.take(self._held)
+
+    def came(self, num_bytes: int) -> None:
+        """So many so far. Raises Overloaded."""
+        if num_bytes > self._held:
+            held = max(num_bytes, min(num_bytes + _AHEAD_BYTES, self._length))
+            self._holding.take(held - self._held)
+            self._held = held
 
 
 def num_value_signs(piece: bytes) -> int:

@@ -18,10 +18,14 @@ class ByteBudget:
     def holding(self) -> "Holding":
         return Holding(self)
 
-    def take(self, num_bytes: int) -> None:
-        """Raises Overloaded where so many more do not fit; nothing is taken then."""
+    def check(self, num_bytes: int) -> None:
+        """Raises Overloaded where so many more would not fit now."""
         if self.held_bytes + num_bytes > self.limit_bytes:
             raise Overloaded("the server holds as much media as it can; try again later")
+
+    def take(self, num_bytes: int) -> None:
+        """Raises Overloaded where so many more do not fit; nothing is taken then."""
+        self.check(num_bytes)
         self.held_bytes += num_bytes
         self._changed(self.held_bytes)
 
@@ -36,6 +40,10 @@ class Holding:
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
         self._num_bytes = 0
+
+    def check(self, num_bytes: int) -> None:
+        """Raises Overloaded where so many more would not fit now."""
+        self._budget.check(num_bytes)
 
     def take(self, num_bytes: int) -> None:
         """Raises Overloaded."""

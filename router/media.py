@@ -1,17 +1,20 @@
 """The images of a request: from URLs to bytes, digests and header facts."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from triptych.config import RouterSettings
 from triptych.errors import InvalidMedia, MediaTooLarge, TriptychError
 from triptych.journey import Media
+from triptych.metrics import RouterMetrics
 from triptych.multimodal.digest import source_digest
 from triptych.multimodal.sniff import MediaHeader, glance, sniff
 from triptych.router.budget import Holding
 from triptych.router.data_uri import is_data_uri, read_data_uri
 from triptych.router.fetch import MediaFetcher
+from triptych.router.media_names import MediaNames, Named, Namespace, named_otherwise
 from triptych.router.messages import ImagePart
 from triptych.router.tasks import all_or_first_error
 from triptych.router.timeline import Timeline
@@ -40,79 +43,153 @@ def at_image(error: TriptychError, index: int, part: ImagePart) -> TriptychError
 class MediaLoader:
     """Loads every distinct source once, however often the request names it."""
 
-    def __init__(self, settings: RouterSettings, fetcher: MediaFetcher) -> None:
+    def __init__(self, settings: RouterSettings, fetcher: MediaFetcher, metrics: RouterMetrics | None = None) -> None:
         self._settings = settings
         self._fetcher = fetcher
+        self._names = MediaNames(
+            settings.media_names_bytes,
+            lambda held: metrics.set("triptych:media_names_bytes", held) if metrics is not None else None,
+        )
 
-    async def load(self, parts: Sequence[ImagePart], holding: Holding, timeline: Timeline) -> list[Picture]:
-        """In prompt order; media are numbered by their first mention. Raises what the first bad image fails with."""
-        places = _places(parts)
+    async def load(
+        self, parts: Sequence[ImagePart], holding: Holding, timeline: Timeline, space: Namespace = ("", "")
+    ) -> list[Picture]:
+        """In prompt order; media are numbered by their first mention. Raises what the first bad image fails with.
+
+        space: whose names and URLs these are
+        """
+        sent = [index for index, part in enumerate(parts) if part.url or not part.uuid]
+        room = _Room(self._settings, holding)
+        places = _places(parts, sent)
         with timeline.measure("fetch"):
-            data_by_place = await self._bytes(parts, places, holding)
+            data_by_place = await self._bytes(parts, sorted(set(places.values())), room, space[0])
         with timeline.measure("hash"):
             digest_by_place = {place: await _digest(data) for place, data in data_by_place.items()}
-        known: dict[bytes, tuple[Media, MediaHeader]] = {}
+        by_digest: dict[bytes, Named] = {}
+        by_uuid: dict[str, Named] = {}
         with timeline.measure("sniff"):
-            for index, place in enumerate(places):
-                digest = digest_by_place[place]
-                if digest not in known:
-                    media = Media(len(known), data_by_place[place], digest)
-                    known[digest] = (media, await self._header(index, parts[index], media))
-        return [Picture(part, *known[digest_by_place[place]]) for part, place in zip(parts, places, strict=True)]
+            for index, place in places.items():
+                data, digest = data_by_place[place], digest_by_place[place]
+                with _blaming(index, parts[index]):
+                    if digest not in by_digest:
+                        by_digest[digest] = Named(data, digest, await self._header(data, room))
+                    self._name(parts[index].uuid, by_digest[digest], by_uuid, space)
+        for index, part in enumerate(parts):
+            with _blaming(index, part):
+                if index not in places and part.uuid not in by_uuid:
+                    named = by_uuid[part.uuid] = self._names.find(space, part.uuid)
+                    if by_digest.setdefault(named.digest, named) is named:
+                        room.take_bytes(len(named.data))
+                        room.take_pixels(named.header)
+        found = [
+            by_digest[digest_by_place[places[index]]] if index in places else by_uuid[part.uuid]
+            for index, part in enumerate(parts)
+        ]
+        return _numbered(parts, found)
 
-    async def _bytes(self, parts: Sequence[ImagePart], places: Sequence[int], holding: Holding) -> dict[int, bytes]:
+    async def _bytes(
+        self, parts: Sequence[ImagePart], places: Sequence[int], room: "_Room", tenant: str
+    ) -> dict[int, bytes]:
         """What every distinct URL holds, by the place of its first mention."""
         data_by_place: dict[int, bytes] = {}
 
         async def load(place: int) -> None:
-            try:
-                data_by_place[place] = await self._load(parts[place].url)
-                holding.take(len(data_by_place[place]))
-            except (InvalidMedia, MediaTooLarge) as error:
-                raise at_image(error, place, parts[place]) from None
+            with _blaming(place, parts[place]):
+                data = data_by_place[place] = await self._load(parts[place].url, tenant)
+                room.take_bytes(len(data))
 
-        distinct = sorted(set(places))
-        if all(is_data_uri(parts[place].url) for place in distinct):  # nothing to wait for
-            for place in distinct:
+        if all(is_data_uri(parts[place].url) for place in places):  # nothing to wait for
+            for place in places:
                 await load(place)
         else:
-            await all_or_first_error(load(place) for place in distinct)
+            await all_or_first_error(load(place) for place in places)
         return data_by_place
 
-    async def _load(self, url: str) -> bytes:
+    async def _load(self, url: str, tenant: str) -> bytes:
         if is_data_uri(url):
             return await read_data_uri(url, self._settings.max_image_bytes)
-        return await self._fetcher.fetch(url)
+        return await self._fetcher.fetch(url, tenant)
 
-    async def _header(self, index: int, part: ImagePart, media: Media) -> MediaHeader:
-        try:
-            header = await _sniffed(media.data)
-            most = self._settings.max_image_pixels
-            if header.pixels > most:
-                raise InvalidMedia(
-                    f"the image has {header.width}x{header.height} pixels, more than {most} (router.max_image_pixels)",
-                    code="image_too_large",
-                )
-            return header
-        except (InvalidMedia, MediaTooLarge) as error:
-            raise at_image(error, index, part) from None
+    async def _header(self, data: bytes, room: "_Room") -> MediaHeader:
+        header = await _sniffed(data)
+        most = self._settings.max_image_pixels
+        if header.pixels > most:
+            raise InvalidMedia(
+                f"the image has {header.width}x{header.height} pixels, more than {most} (router.max_image_pixels)",
+                code="image_too_large",
+            )
+        room.take_pixels(header)
+        return header
+
+    def _name(self, uuid: str, named: Named, by_uuid: dict[str, Named], space: Namespace) -> None:
+        """by_uuid: what this request has named so far, whether or not there is room to remember it."""
+        if uuid:
+            if by_uuid.setdefault(uuid, named).digest != named.digest:
+                raise named_otherwise(uuid)
+            self._names.learn(space, uuid, named)
 
 
-def _places(parts: Sequence[ImagePart]) -> list[int]:
-    """For every part, where its URL is mentioned first.
+class _Room:
+    """What a request's different images may come to together."""
+
+    def __init__(self, settings: RouterSettings, holding: Holding) -> None:
+        self._settings = settings
+        self._holding = holding
+        self._bytes = 0
+        self._pixels = 0
+
+    def take_bytes(self, count: int) -> None:
+        """Raises MediaTooLarge; Overloaded where others hold too much."""
+        self._bytes += count
+        most = self._settings.max_request_media_bytes
+        if self._bytes > most:
+            raise MediaTooLarge(
+                f"the images of the request have more than {most} bytes together (router.max_request_media_bytes)"
+            )
+        self._holding.take(count)
+
+    def take_pixels(self, header: MediaHeader) -> None:
+        """Raises InvalidMedia."""
+        self._pixels += header.pixels
+        most = self._settings.max_request_pixels
+        if self._pixels > most:
+            raise InvalidMedia(
+                f"the images of the request have more than {most} pixels together (router.max_request_pixels)",
+                code="image_too_large",
+            )
+
+
+@contextmanager
+def _blaming(index: int, part: ImagePart) -> Iterator[None]:
+    try:
+        yield
+    except (InvalidMedia, MediaTooLarge) as error:
+        raise at_image(error, index, part) from None
+
+
+def _numbered(parts: Sequence[ImagePart], found: Sequence[Named]) -> list[Picture]:
+    media_by_digest: dict[bytes, Media] = {}
+    for each in found:
+        media_by_digest.setdefault(each.digest, Media(len(media_by_digest), each.data, each.digest))
+    return [Picture(part, media_by_digest[each.digest], each.header) for part, each in zip(parts, found, strict=True)]
+
+
+def _places(parts: Sequence[ImagePart], chosen: Sequence[int]) -> dict[int, int]:
+    """For every part that is chosen, where its URL is mentioned first among them.
 
     URLs that hold megabytes are hashed only where length and end agree with another's: it takes longer than all else
     that is done to them here.
     """
-    places: list[int] = []
+    places: dict[int, int] = {}
     first_alike: dict[tuple[int, str], int] = {}
     place_by_url: dict[str, int] = {}
-    for index, part in enumerate(parts):
-        alike = first_alike.setdefault((len(part.url), part.url[-_END_CHARACTERS:]), index)
+    for index in chosen:
+        url = parts[index].url
+        alike = first_alike.setdefault((len(url), url[-_END_CHARACTERS:]), index)
         if alike != index:
             place_by_url.setdefault(parts[alike].url, alike)
-            alike = place_by_url.setdefault(part.url, index)
-        places.append(alike)
+            alike = place_by_url.setdefault(url, index)
+        places[index] = alike
     return places
 
 

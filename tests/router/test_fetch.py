@@ -115,7 +115,7 @@ async def test_a_name_is_resolved_once_and_that_answer_is_dialled(monkeypatch: p
     [
         ("malformed", "invalid_image_url"),
         ("/9j/4AAQ", "invalid_image_url"),
-        ("file:///etc/passwd", "invalid_image_url"),
+        ("file:///etc/passwd", "media_url_not_allowed"),
         ("ftp://example.com/a.png", "invalid_image_url"),
         ("http://", "invalid_image_url"),
         ("http://[::1", "invalid_image_url"),

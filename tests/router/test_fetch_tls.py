@@ -1,5 +1,6 @@
 """https: the certificate is checked for the name in the URL, whatever address is dialled."""
 
+import asyncio
 import datetime
 import socket
 import ssl
@@ -51,8 +52,10 @@ def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tls:
 
 
 @asynccontextmanager
-async def fetcher(tls: Tls) -> AsyncIterator[MediaFetcher]:
-    settings = RouterSettings(allow_media_cidrs=("127.0.0.0/8",), allow_media_ports=(), fetch_timeout_seconds=5.0)
+async def fetcher(tls: Tls, proxy: str = "") -> AsyncIterator[MediaFetcher]:
+    settings = RouterSettings(
+        allow_media_cidrs=("127.0.0.0/8",), allow_media_ports=(), fetch_timeout_seconds=5.0, media_proxy=proxy
+    )
     made = MediaFetcher(settings, tls.client)
     try:
         yield made
@@ -90,6 +93,39 @@ async def test_a_redirect_from_http_to_https_is_followed(tls: Tls) -> None:
         server: Origin
         async with origin(there) as server:
             assert await fetch.fetch(server.url()) == IMAGE
+
+
+async def test_through_a_proxy_the_certificate_is_checked_as_without(tls: Tls) -> None:
+    """The proxy carries bytes that it cannot read."""
+    seen: list[bytes] = []
+
+    async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+        there = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(_carry(reader, there[1]), _carry(there[0], writer))
+
+    async with origin(always(response(IMAGE)), tls.server, NAME) as server:
+        proxy = await asyncio.start_server(tunnel, "127.0.0.1", 0)
+        port = proxy.sockets[0].getsockname()[1]
+        async with fetcher(tls, f"http://127.0.0.1:{port}") as fetch:
+            assert await fetch.fetch(f"https://{NAME}/a.png") == IMAGE
+            with pytest.raises(InvalidMedia):
+                await fetch.fetch("https://other.example/a.png")
+        proxy.close()
+    assert seen[:2] == [f"CONNECT {NAME}:443 HTTP/1.1".encode(), b"CONNECT other.example:443 HTTP/1.1"]
+    assert tls.server_names[0] == NAME
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while piece := await reader.read(1 << 16):
+            writer.write(piece)
+            await writer.drain()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
 
 
 def _certificate(name: str) -> bytes:

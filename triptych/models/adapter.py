@@ -42,6 +42,12 @@ class Adapter(Protocol):
     def option_names(self) -> frozenset[str]:
         """Processor options a request may set per image."""
 
+    def detail_options(self, detail: str) -> Mapping[str, int]:
+        """The options that OpenAI's `detail` of an image (auto, low, high, original) stands for; none: the model's own.
+
+        They never make an image larger than it would be without.
+        """
+
     def plan(self, width: int, height: int, options: Mapping[str, int]) -> ItemPlan:
         """What an image of this size (pixels, after orientation) becomes.
 

@@ -13,6 +13,7 @@ from triptych.models.qwen2_5_vl.patches import order_patches
 from triptych.multimodal.layout import ItemPart
 
 OPTION_NAMES = frozenset({"min_pixels", "max_pixels"})
+LOW_DETAIL_PIXELS = 512 * 512  # what `detail: low` shows of an image elsewhere, too
 
 # What the family's image processor assumes where its file is silent.
 _PATCH_SIZE, _TEMPORAL_PATCH_SIZE, _MERGE_SIZE = 14, 2, 2
@@ -65,6 +66,11 @@ class Qwen25VLAdapter:
     @property
     def max_item_tokens(self) -> int:
         return self.max_item_rows * self.merge_size**2
+
+    def detail_options(self, detail: str) -> Mapping[str, int]:
+        if detail != "low" or self.limits.largest <= LOW_DETAIL_PIXELS:
+            return {}
+        return {"max_pixels": max(LOW_DETAIL_PIXELS, self.limits.smallest)}
 
     def plan(self, width: int, height: int, options: Mapping[str, int]) -> ItemPlan:
         """Options: `min_pixels` and `max_pixels`, those of the checkpoint where absent."""
