@@ -1,9 +1,9 @@
 """What the client sees of each choice: its text, logprobs and finish, as the tokens come."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from triptych.journey import Token
 from triptych.metrics import RouterMetrics
@@ -14,15 +14,59 @@ LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 
 
 @dataclass(slots=True)
+class ToolCallDelta:
+    """What some text added to one tool call of a choice.
+
+    id, name:  in the first delta of a call, and nowhere else
+    arguments: a piece of the JSON text, as the model wrote it
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class AnswerParser(Protocol):
+    """Tells the text of one choice from the calls in it, as the text comes."""
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call has come."""
+
+    def feed(self, text: str) -> tuple[str, list[ToolCallDelta]]:
+        """What some text adds to the content, and to calls."""
+
+    def flush(self) -> tuple[str, list[ToolCallDelta]]:
+        """What was held back, now that no text follows."""
+
+
+@dataclass(slots=True)
 class Delta:
     """What some tokens added to one choice."""
 
     index: int
     text: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str = ""
+    stop: str = ""  # the stop string that ended it
     num_tokens: int = 0  # of this choice so far
+
+    def add(self, later: "Delta") -> None:
+        """What came later becomes part of this; pieces of one tool call become one."""
+        self.text += later.text
+        for call in later.tool_calls:
+            if call.index < len(self.tool_calls):
+                self.tool_calls[call.index].arguments += call.arguments
+            else:
+                self.tool_calls.append(call)
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.finish_reason = later.finish_reason
+        self.stop = later.stop
+        self.num_tokens = later.num_tokens
 
 
 class Choices:
@@ -35,13 +79,16 @@ class Choices:
         metrics: RouterMetrics,
         stops: Sequence[str],
         wants_logprobs: bool,
+        make_parser: Callable[[], AnswerParser] | None = None,
     ) -> None:
+        """make_parser: for answers that may hold tool calls; one for each choice"""
         self._request = request
         self._metrics = metrics
         self._detokenizer = detokenizer
         branches = range(request.prepared.branches)
         self._streams = [detokenizer.stream() for _ in branches]
         self._scanners = [StopScanner(stops) for _ in branches]
+        self._parsers = [make_parser() for _ in branches] if make_parser is not None else None
         self._num_tokens = [0 for _ in branches]
         self._finished = [False for _ in branches]
         self._wants_logprobs = wants_logprobs
@@ -77,18 +124,35 @@ class Choices:
         if token.finish_reason:
             text += stream.flush()
         if delta.num_tokens <= self._min_tokens and not token.finish_reason:
-            delta.text += text  # too early for a stop string
+            self._say(delta, text)  # too early for a stop string
             return
-        delta.text += scanner.feed(text)
+        self._say(delta, scanner.feed(text))
         if scanner.found:
-            delta.finish_reason = "stop"
+            delta.finish_reason, delta.stop = "stop", scanner.which
             self._request.stop_choice(token.choice)
         elif token.finish_reason:
-            delta.text += scanner.flush()
+            self._say(delta, scanner.flush())
             delta.finish_reason = token.finish_reason
         if delta.finish_reason:
+            self._end_calls(delta)
             self._finished[token.choice] = True
             self._metrics.count("triptych:request_success_total", finished_reason=delta.finish_reason)
+
+    def _say(self, delta: Delta, text: str) -> None:
+        if self._parsers is not None:
+            text, calls = self._parsers[delta.index].feed(text)
+            delta.tool_calls += calls
+        delta.text += text
+
+    def _end_calls(self, delta: Delta) -> None:
+        if self._parsers is None:
+            return
+        parser = self._parsers[delta.index]
+        text, calls = parser.flush()
+        delta.text += text
+        delta.tool_calls += calls
+        if delta.finish_reason == "stop" and parser.has_calls:
+            delta.finish_reason = "tool_calls"
 
     def _observe_pace(self) -> None:
         now = time.perf_counter()

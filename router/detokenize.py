@@ -102,7 +102,11 @@ class StopScanner:
         self._stops = tuple(stops)
         self._longest = max(map(len, stops), default=0)
         self._held = ""
-        self.found = False
+        self.which = ""  # the stop string that has come
+
+    @property
+    def found(self) -> bool:
+        return bool(self.which)
 
     def feed(self, text: str) -> str:
         """What may be shown now; after a stop string was found, nothing more."""
@@ -112,10 +116,11 @@ class StopScanner:
             return ""
         text = self._held + text
         # The one that is complete first, however the text was cut into pieces.
-        ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        ends = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if ends:
-            self.found, self._held = True, ""
-            return text[: min(ends)[1]]
+            _, at, self.which = min(ends)
+            self._held = ""
+            return text[:at]
         kept = self._begun(text)
         shown, self._held = text[: len(text) - kept], text[len(text) - kept :]
         return shown

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from functools import partial
 
 from triptych.errors import InvalidMedia, InvalidRequest, MediaTooLarge
 from triptych.models.card import ModelCard
@@ -11,34 +10,21 @@ from triptych.models.plan import ItemPlan
 from triptych.multimodal.digest import item_digest
 from triptych.multimodal.layout import ItemPart, TextPart, lay_out
 from triptych.router.budget import Holding
+from triptych.router.caller import NOBODY, Caller
 from triptych.router.fleet import Fleet
+from triptych.router.item_terms import OPTIONS_PARAM, ItemTerms, terms_of
 from triptych.router.media import MediaLoader, Picture, at_image
 from triptych.router.messages import Message, images_of
 from triptych.router.messages import TextPart as MessageText
 from triptych.router.prompt import PromptBuilder
 from triptych.router.request import Prepared
 from triptych.router.sampling import max_tokens_for, prompt_too_long, sampling_for
-from triptych.router.schema import Chat
+from triptych.router.schema import Chat, ChatRequest
 from triptych.router.threads import WorkThreads
 from triptych.router.timeline import Timeline
 
 _TOKENIZE_IN_THREAD_CHARACTERS = 4096
 _TOKENIZE_IN_THREAD_PARTS = 64  # a template takes its time for each, be it empty
-
-
-@dataclass(frozen=True, slots=True)
-class ItemTerms:
-    """What a request says about its images beside their bytes; every one of them is part of what an item is.
-
-    options:    of the model's image processor; unknown ones are refused
-    cache_salt: rows and KV are shared only between requests of the same salt
-    """
-
-    options: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    cache_salt: bytes = b""
-
-
-NO_TERMS = ItemTerms()
 
 
 class Preparer:
@@ -52,6 +38,8 @@ class Preparer:
         fleet: Fleet,
         default_max_tokens: int,
         threads: WorkThreads,
+        *,
+        isolate_tenants: bool = True,
     ) -> None:
         self._card = card
         self._prompts = prompts
@@ -59,17 +47,19 @@ class Preparer:
         self._fleet = fleet
         self._default_max_tokens = default_max_tokens
         self._threads = threads
+        self._isolate_tenants = isolate_tenants
 
-    async def prepare(self, chat: Chat, holding: Holding, timeline: Timeline, terms: ItemTerms = NO_TERMS) -> Prepared:
+    async def prepare(self, chat: Chat, holding: Holding, timeline: Timeline, caller: Caller = NOBODY) -> Prepared:
         """Raises what the client has to change."""
+        terms = self._terms(chat.request, caller)
         max_model_len = self._fleet.max_model_len(self._card.max_model_len)
         # Before anyone spends seconds on tokenizing what cannot fit.
-        fewest = self._prompts.fewest_tokens(_num_characters(chat.messages))
+        fewest = self._fewest_tokens(chat)
         if fewest >= max_model_len:
             raise prompt_too_long(f"at least {fewest}", max_model_len)
         with timeline.measure("tokenize"):
-            runs = await self._runs(chat.messages)
-        pictures = await self._loader.load(images_of(chat.messages), holding, timeline)
+            runs = await self._runs(chat)
+        pictures = await self._loader.load(images_of(chat.messages), holding, timeline, terms.names)
         with timeline.measure("layout"):
             layout = lay_out(self._parts(runs, pictures, terms))
         image_tokens = [item.span.length for item in layout.items]
@@ -86,11 +76,26 @@ class Preparer:
             priority=chat.request.priority or 0,
         )
 
-    async def _runs(self, messages: Sequence[Message]) -> list[tuple[int, ...]]:
+    def _fewest_tokens(self, chat: Chat) -> int:
+        if isinstance(chat.prompt, tuple):
+            return len(chat.prompt)
+        text = _num_characters(chat.messages) if chat.prompt is None else len(chat.prompt)
+        return self._prompts.fewest_tokens(text)
+
+    async def _runs(self, chat: Chat) -> list[tuple[int, ...]]:
+        """The prompt's ids between its images."""
+        messages, prompt = chat.messages, chat.prompt
+        if isinstance(prompt, tuple):
+            return [prompt]
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._threads.prompts)
+        if prompt is not None:
+            is_short = len(prompt) < _TOKENIZE_IN_THREAD_CHARACTERS
+            encode = self._prompts.encode_text
+            return [tuple(encode(prompt) if is_short else await in_thread(encode, prompt))]
         few = _num_parts(messages) < _TOKENIZE_IN_THREAD_PARTS
         if few and _num_characters(messages) < _TOKENIZE_IN_THREAD_CHARACTERS:
             return self._prompts.runs(messages)
-        return await asyncio.get_running_loop().run_in_executor(self._threads.prompts, self._prompts.runs, messages)
+        return await in_thread(self._prompts.runs, messages)
 
     def _parts(
         self, runs: Sequence[tuple[int, ...]], pictures: Sequence[Picture], terms: ItemTerms
@@ -100,14 +105,37 @@ class Preparer:
             parts += (self._item(index, picture, terms), TextPart(run))
         return parts
 
+    def _terms(self, request: ChatRequest, caller: Caller) -> ItemTerms:
+        return terms_of(
+            request.mm_processor_kwargs,
+            request.cache_salt,
+            caller.tenant,
+            self._card.adapter,
+            isolate=self._isolate_tenants,
+        )
+
     def _item(self, index: int, picture: Picture, terms: ItemTerms) -> ItemPart:
         width, height = picture.header.width, picture.header.height
         try:
-            plan = self._plan(width, height, terms.options)
+            plan, options = self._plan_with_detail(width, height, picture.part.detail, terms)
         except (InvalidMedia, InvalidRequest, MediaTooLarge) as error:
+            if error.param in self._card.adapter.option_names:
+                error.param = f"{OPTIONS_PARAM}.{error.param}"
             raise at_image(error, index, picture.part) from None
-        digest = item_digest(picture.media.digest, terms.options, self._card.fingerprint, terms.cache_salt)
+        digest = item_digest(picture.media.digest, options, self._card.fingerprint, terms.cache_salt)
         return self._card.adapter.part(plan, digest, width, height, picture.media.index)
+
+    def _plan_with_detail(
+        self, width: int, height: int, detail: str, terms: ItemTerms
+    ) -> tuple[ItemPlan, Mapping[str, int]]:
+        """An image for which its `detail` makes no difference is the same item as without."""
+        of_detail = self._card.adapter.detail_options(detail)
+        if of_detail:
+            options = terms.options_with(of_detail)
+            plan = self._plan(width, height, options)
+            if plan != self._card.adapter.plan(width, height, terms.options):
+                return plan, options
+        return self._plan(width, height, terms.options), terms.options
 
     def _plan(self, width: int, height: int, options: Mapping[str, int]) -> ItemPlan:
         plan = self._card.adapter.plan(width, height, options)

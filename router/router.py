@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from triptych.config import Settings
 from triptych.errors import DeadlineExceeded, UnknownModel
@@ -9,6 +10,7 @@ from triptych.journey import new_request_id
 from triptych.metrics import RouterMetrics
 from triptych.models.card import ModelCard
 from triptych.router.budget import ByteBudget, Holding
+from triptych.router.caller import NOBODY, Caller
 from triptych.router.detokenize import Detokenizer
 from triptych.router.fetch import MediaFetcher
 from triptych.router.fleet import Fleet
@@ -21,6 +23,7 @@ from triptych.router.request import Prepared, Request
 from triptych.router.schema import Chat
 from triptych.router.threads import WorkThreads
 from triptych.router.timeline import Timeline
+from triptych.router.usage import Usage, usage_of
 
 
 class Router:
@@ -55,6 +58,7 @@ class Router:
             self.threads,
         )
         self.running = 0  # requests in flight
+        self.on_end: list[Callable[[Ended], None]] = []  # called for each; must not raise, nor wait
         self._worker_labels: set[tuple[str, str]] = set()
         self._pipeline = Pipeline(self.fleet, settings.router, settings.transfer.lease_seconds, self.metrics)
 
@@ -68,32 +72,35 @@ class Router:
         await self._fetcher.close()
         self.threads.close()
 
-    async def prepare(self, chat: Chat, holding: Holding, timeline: Timeline) -> Prepared:
+    async def prepare(self, chat: Chat, holding: Holding, timeline: Timeline, caller: Caller = NOBODY) -> Prepared:
         """Raises UnknownModel, and whatever else the client has to change."""
         if chat.request.model != self.name:
             raise UnknownModel(f"the model {chat.request.model[:100]!r} does not exist", param="model")
         seconds = self.settings.router.stage_timeout_seconds
         try:
             async with asyncio.timeout(seconds):
-                return await self._preparer.prepare(chat, holding, timeline)
+                return await self._preparer.prepare(chat, holding, timeline, caller)
         except TimeoutError:
             raise DeadlineExceeded("the request's images took too long to arrive") from None
 
-    async def begin(self, chat: Chat, timeline: Timeline) -> "Run":
+    async def begin(self, chat: Chat, timeline: Timeline, caller: Caller = NOBODY) -> "Run":
         """Prepares a request and sets it on its way; the caller reads its tokens, and closes the run in any case."""
         holding = self.budget.holding()
         try:
-            request = Request(new_request_id(), await self.prepare(chat, holding, timeline), timeline)
+            request = Request(new_request_id(), await self.prepare(chat, holding, timeline, caller), timeline)
         except BaseException:
             holding.close()
             raise
         self._count_start(request.prepared)
 
-        def ended() -> None:
+        def ended(run: Run, error: BaseException | None) -> None:
             holding.close()
             self._count_end(request)
+            ending = Ended(caller, request, usage_of(request, run.completion_tokens()), error)
+            for tell in self.on_end:
+                tell(ending)
 
-        return Run(request, asyncio.create_task(self._pipeline.run(request)), ended)
+        return Run(request, caller, asyncio.create_task(self._pipeline.run(request)), ended)
 
     def expose_metrics(self) -> bytes:
         """The body of /metrics, workers as they are now."""
@@ -118,18 +125,43 @@ class Router:
             self.metrics.observe("triptych:stage_duration_seconds", seconds, stage=stage)
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request whose answer has ended, for those who keep account.
+
+    usage: what it has taken, an answer that was broken off included
+    error: what it failed with; None where it was answered to the end
+    """
+
+    caller: Caller
+    request: Request
+    usage: Usage
+    error: BaseException | None
+
+
 class Run:
     """A request on its way, and the task that drives it."""
 
-    def __init__(self, request: Request, task: asyncio.Task[None], ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        caller: Caller,
+        task: asyncio.Task[None],
+        ended: Callable[["Run", BaseException | None], None],
+    ) -> None:
         self.request = request
+        self.caller = caller
+        self.completion_tokens: Callable[[], int] = lambda: 0  # that the client has been told
         self._task = task
-        self._ended: Callable[[], None] | None = ended
+        self._ended: Callable[[Run, BaseException | None], None] | None = ended
 
-    async def close(self) -> None:
-        """Ends the request if it has not ended; its workers are told. Closing again does nothing."""
+    async def close(self, error: BaseException | None = None) -> None:
+        """Ends the request if it has not ended; its workers are told. Closing again does nothing.
+
+        error: why its answer was not given to the end
+        """
         self._task.cancel()
         await asyncio.wait({self._task})
         ended, self._ended = self._ended, None
         if ended is not None:
-            ended()
+            ended(self, error)

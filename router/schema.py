@@ -1,5 +1,6 @@
 """The chat request as strangers send it: types, ranges and defaults checked, everything unknown ignored."""
 
+from collections.abc import Callable
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -15,6 +16,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from triptych.errors import InvalidRequest
+from triptych.router.choices import AnswerParser
 from triptych.router.messages import MOST_PARTS, Message, read_messages
 from triptych.sampling import LARGEST_REPETITION_PENALTY, LEAST_REPETITION_PENALTY, MOST_BRANCHES, MOST_TOP_LOGPROBS
 
@@ -117,11 +119,24 @@ class ChatRequest(BaseModel):
 
 
 class Chat:
-    """A checked request with its messages."""
+    """A checked request with its messages: the question of every endpoint that generates.
 
-    def __init__(self, request: ChatRequest, messages: tuple[Message, ...]) -> None:
+    prompt:      in place of messages, text or token ids that no template goes over
+    make_parser: for answers that may hold tool calls
+    """
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        messages: tuple[Message, ...],
+        *,
+        prompt: str | tuple[int, ...] | None = None,
+        make_parser: Callable[[], AnswerParser] | None = None,
+    ) -> None:
         self.request = request
         self.messages = messages
+        self.prompt = prompt
+        self.make_parser = make_parser
 
     @classmethod
     def parse(cls, body: bytes, most_images: int = MOST_PARTS) -> Self:

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from triptych.router.choices import Delta
+from triptych.router.choices import Delta, ToolCallDelta
 from triptych.router.completion import CompletionHead, logprobs_of
 
-DONE = b"data: [DONE]\n\n"
+DONE = "data: [DONE]\n\n"
 _PLAIN_END = '}, "logprobs": null, "finish_reason": null}]}\n\n'
 
 
@@ -39,7 +39,7 @@ class ChunkWriter:
         """What a delta adds to the stream: role, content, finish, as far as it has them."""
         pending = self._pending[delta.index]
         if self._has_role[delta.index] and not (
-            self._token_ids or usage or pending or delta.logprobs or delta.finish_reason
+            self._token_ids or usage or pending or delta.logprobs or delta.finish_reason or delta.tool_calls
         ):
             return f"{self._plain[delta.index]}{encode_basestring_ascii(delta.text)}{_PLAIN_END}"
         frames = ""
@@ -50,9 +50,13 @@ class ChunkWriter:
         pending += delta.logprobs
         # A token without text (half a character, a special one, text held back for a stop string) is told as well:
         # clients take the time of each token from its chunk.
-        if delta.text or not delta.finish_reason:
+        if delta.text or not (delta.finish_reason or delta.tool_calls):
             content = f'{{"content": {encode_basestring_ascii(delta.text)}}}'
             frames += self._frame(delta, content, usage, self._take_logprobs(delta.index), delta.token_ids)
+            delta.token_ids = []
+        if delta.tool_calls:
+            calls = json.dumps({"tool_calls": [_told_call(call) for call in delta.tool_calls]})
+            frames += self._frame(delta, calls, usage, self._take_logprobs(delta.index), delta.token_ids)
             delta.token_ids = []
         if delta.finish_reason:
             logprobs = self._take_logprobs(delta.index)
@@ -87,6 +91,14 @@ class ChunkWriter:
         return taken
 
 
-def error_frame(body: Mapping[str, Any]) -> bytes:
+def _told_call(call: ToolCallDelta) -> dict[str, Any]:
+    """Clients join what comes under one index: names and ids twice would be joined too."""
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+def error_frame(body: Mapping[str, Any]) -> str:
     """The end of a stream that failed."""
-    return b"event: error\ndata: " + json.dumps(body).encode() + b"\n\n"
+    return f"event: error\ndata: {json.dumps(body)}\n\n"

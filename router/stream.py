@@ -2,24 +2,36 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from triptych.errors import TriptychError
+from triptych.errors import Cancelled, TriptychError
 from triptych.journey import Token
 from triptych.router.body import client_gone
-from triptych.router.choices import Choices
-from triptych.router.completion import CompletionHead, usage_of
+from triptych.router.choices import Choices, Delta
 from triptych.router.connection import ChunkWay, chunk_way
 from triptych.router.failures import error_body, log_failure, name_image
 from triptych.router.request import Request
 from triptych.router.router import Router, Run
-from triptych.router.schema import ChatRequest
-from triptych.router.sse import DONE, ChunkWriter, error_frame
+from triptych.router.usage import Usage, usage_of
 
 
-class ChatStream(Response):
+class StreamForm(Protocol):
+    """How one API words one answer that comes in pieces: server-sent events, as text."""
+
+    def frames(self, deltas: Sequence[Delta], usage: Usage) -> str:
+        """For what some tokens added; maybe none."""
+
+    def end(self, usage: Usage) -> str:
+        """The last ones, where every choice has finished."""
+
+    def error(self, body: Mapping[str, Any]) -> str:
+        """The last ones of a stream that failed; body: the error as `error_body` words it."""
+
+
+class AnswerStream(Response):
     """Server-sent events for a request whose first tokens are there; owns the run."""
 
     media_type = "text/event-stream"
@@ -29,8 +41,7 @@ class ChatStream(Response):
         router: Router,
         run: Run,
         choices: Choices,
-        chat: ChatRequest,
-        head: CompletionHead,
+        form: StreamForm,
         tokens: Sequence[Token],
         headers: Mapping[str, str],
     ) -> None:
@@ -39,47 +50,45 @@ class ChatStream(Response):
         self._router = router
         self._run = run
         self._choices = choices
-        self._chat = chat
+        self._form = form
         self._tokens = tokens
-        self._continuous_usage = chat.continuous_usage
         self._patience_seconds = router.settings.router.stage_timeout_seconds
-        self._writer = ChunkWriter(
-            head,
-            run.request.prepared.branches,
-            token_ids=bool(chat.return_token_ids),
-            prompt_token_ids=run.request.prepared.layout.token_ids.tolist() if chat.return_token_ids else (),
-        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writing = asyncio.ensure_future(self._write(scope, send))
         gone = asyncio.ensure_future(client_gone(receive))
+        error: BaseException | None = Cancelled("the client left")
         try:
             await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
             if writing.done():
-                writing.result()
+                error = writing.result()
         except (OSError, TimeoutError):
             pass  # the client left while we wrote, or has stopped reading
         finally:
             for task in (writing, gone):
                 task.cancel()
             await asyncio.wait({writing, gone})
-            await self._run.close()
+            await self._run.close(error)
 
-    async def _write(self, scope: Scope, send: Send) -> None:
+    async def _write(self, scope: Scope, send: Send) -> TriptychError | None:
+        """The whole response; what the request failed with."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        failed: TriptychError | None = None
         try:
             way = chunk_way(scope)
             if way is not None:
                 await TokenPump(self._run.request, way, self._frames, self._patience_seconds).run(self._tokens)
             else:
                 await self._by_messages(send)
-            last = self._usage() + DONE
+            last = self._form.end(self._usage())
         except TriptychError as error:
+            failed = error
             name_image(error, self._run.request.prepared.image_params)
             log_failure(scope["state"]["request_id"], error)
             self._router.metrics.count("triptych:request_errors_total", error=type(error).__name__)
-            last = error_frame(error_body(error))
-        await self._send(send, last, more=False)
+            last = self._form.error(error_body(error))
+        await self._send(send, last.encode(), more=False)
+        return failed
 
     async def _by_messages(self, send: Send) -> None:
         """For a server that is not ours, and clients that do not take chunks."""
@@ -90,21 +99,15 @@ class ChatStream(Response):
 
     async def _send(self, send: Send, frames: bytes, more: bool = True) -> None:
         """Raises TimeoutError for a client that keeps the connection and does not read."""
-        if frames:
+        if frames or not more:
             async with asyncio.timeout(self._patience_seconds):
                 await send({"type": "http.response.body", "body": frames, "more_body": more})
 
     def _frames(self, tokens: Sequence[Token]) -> bytes:
-        deltas = self._choices.feed(tokens)
-        usage = None
-        if self._continuous_usage:
-            usage = usage_of(self._run.request, self._choices.completion_tokens)
-        return "".join([self._writer.frames(delta, usage) for delta in deltas]).encode()
+        return self._form.frames(self._choices.feed(tokens), self._usage()).encode()
 
-    def _usage(self) -> bytes:
-        if not self._chat.includes_usage:
-            return b""
-        return self._writer.usage(usage_of(self._run.request, self._choices.completion_tokens)).encode()
+    def _usage(self) -> Usage:
+        return usage_of(self._run.request, self._choices.completion_tokens)
 
 
 class TokenPump:

@@ -1,47 +1,155 @@
-"""POST /tokenize: ids of a text, for load generators that cut prompts to length."""
+"""POST /tokenize and /detokenize: ids of a text and back, for load generators that cut prompts to length."""
 
 import asyncio
-from typing import Any
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, StrictBool, ValidationError, WithJsonSchema
 from starlette.requests import Request as HTTPRequest
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
-from triptych.errors import ContextTooLong
-from triptych.router.body import read_body
+from triptych.errors import ContextTooLong, InvalidRequest, UnknownModel
+from triptych.router.body import read_body, unless_gone
+from triptych.router.budget import Holding
+from triptych.router.caller import caller_of
 from triptych.router.router import Router
-from triptych.router.schema import invalid_request
+from triptych.router.schema import Chat, Whole, invalid_request
+from triptych.router.timeline import Timeline
+
+IGNORED: Mapping[str, str] = {
+    "add_special_tokens": "nothing is ever added to a prompt",
+    "add_generation_prompt": "messages end where the model begins to answer",
+}
 
 
 class TokenizeRequest(BaseModel):
-    """Other keys are ignored; our prompts get no tokens added by the tokenizer itself."""
+    """Either a text or the messages of a chat, in which images count as in an answer's usage."""
 
-    prompt: str
+    model: str | None = Field(None, description="the served model's name")
+    prompt: str | None = Field(None, description="a text; what looks like a special token in it is characters")
+    messages: Annotated[
+        Any,
+        WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}]}),
+        Field(description="as of /v1/chat/completions"),
+    ] = None
+    return_token_strs: StrictBool | None = Field(None, description="the vocabulary's own words beside the ids")
 
 
-async def tokenize(http: HTTPRequest, router: Router) -> dict[str, Any]:
+class DetokenizeRequest(BaseModel):
+    model: str | None = Field(None, description="the served model's name")
+    tokens: list[Whole] = Field(description="token ids")
+
+
+class TokenizeEndpoint:
     """Raises InvalidRequest, and ContextTooLong for what no prompt could hold."""
-    limits, run = router.settings.router, asyncio.get_running_loop().run_in_executor
-    with router.budget.holding() as holding:
-        body = await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, holding)
-        prompt = await run(router.threads.texts, _prompt, body.data)
-        del body
-        most = router.fleet.max_model_len(router.card.max_model_len)
-        _check_length(router.prompts.fewest_tokens(len(prompt)), most, "at least ")  # before seconds are spent
-        ids = await run(router.threads.texts, router.prompts.encode_text, prompt)
-        _check_length(len(ids), most)  # the answer is no longer than a prompt either
-    return {"tokens": ids, "count": len(ids), "max_model_len": most}
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        http, router = HTTPRequest(scope, receive), self._router
+        with router.budget.holding() as holding:
+            data = await _body(http, router, holding)
+            asked = await _in_thread(router, _tokenize_request, data)
+            del data
+            _check_model(asked.model, router)
+            ids = await self._ids_of_messages(http, asked, holding) if asked.prompt is None else None
+            if ids is None:
+                ids = await self._ids_of_text(asked.prompt or "")
+        told: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": _most(router)}
+        if asked.return_token_strs:
+            told["token_strs"] = [router.prompts.tokenizer.id_to_token(id_) or "" for id_ in ids]
+        await JSONResponse(told)(scope, receive, send)
+
+    async def _ids_of_text(self, text: str) -> list[int]:
+        router = self._router
+        most = _most(router)
+        _check_length(router.prompts.fewest_tokens(len(text)), most, "prompt", "at least ")  # before seconds are spent
+        ids: list[int] = await _in_thread(router, router.prompts.encode_text, text)
+        _check_length(len(ids), most, "prompt")  # the answer is no longer than a prompt either
+        return ids
+
+    async def _ids_of_messages(self, http: HTTPRequest, asked: TokenizeRequest, holding: Holding) -> list[int]:
+        if asked.messages is None:
+            raise InvalidRequest("prompt is missing: a text, or messages in its place", param="prompt")
+        router = self._router
+        read = partial(_chat, router.name, asked.messages, router.settings.router.max_images_per_prompt)
+        chat = await _in_thread(router, read)
+        prepared = await unless_gone(http, router.prepare(chat, holding, Timeline(), caller_of(http.scope)))
+        ids: list[int] = prepared.layout.token_ids.tolist()
+        return ids
 
 
-def _prompt(body: bytes) -> str:
+class DetokenizeEndpoint:
+    """Raises InvalidRequest for what is no token, and for more than any prompt holds."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._num_ids = router.prompts.tokenizer.get_vocab_size(with_added_tokens=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        http, router = HTTPRequest(scope, receive), self._router
+        with router.budget.holding() as holding:
+            data = await _body(http, router, holding)
+            asked = await _in_thread(router, _detokenize_request, data)
+        _check_model(asked.model, router)
+        _check_length(len(asked.tokens), _most(router), "tokens")
+        wrong = next((at for at, id_ in enumerate(asked.tokens) if not 0 <= id_ < self._num_ids), None)
+        if wrong is not None:
+            raise InvalidRequest(
+                f"tokens[{wrong}] is no token id, expected a number from 0 to {self._num_ids - 1}",
+                param=f"tokens[{wrong}]",
+            )
+        decode = partial(router.prompts.tokenizer.decode, asked.tokens, skip_special_tokens=False)
+        text = await _in_thread(router, decode)
+        await JSONResponse({"prompt": text})(scope, receive, send)
+
+
+async def _body(http: HTTPRequest, router: Router, holding: Holding) -> bytes:
+    limits = router.settings.router
+    return (await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, holding)).data
+
+
+async def _in_thread(router: Router, work: Any, *arguments: Any) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(router.threads.texts, work, *arguments)
+
+
+def _tokenize_request(body: bytes) -> TokenizeRequest:
     try:
-        return TokenizeRequest.model_validate_json(body).prompt
+        return TokenizeRequest.model_validate_json(body)
     except ValidationError as error:
         raise invalid_request(error) from None
 
 
-def _check_length(num_tokens: int, most: int, about: str = "") -> None:
+def _detokenize_request(body: bytes) -> DetokenizeRequest:
+    try:
+        return DetokenizeRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise invalid_request(error) from None
+
+
+def _chat(model: str, messages: Any, most_images: int) -> Chat:
+    """Checked as a chat request's, by the same code."""
+    return Chat.parse(json.dumps({"model": model, "messages": messages}).encode(), most_images)
+
+
+def _check_model(name: str | None, router: Router) -> None:
+    if name is not None and name != router.name:
+        raise UnknownModel(f"the model {name[:100]!r} does not exist", param="model")
+
+
+def _most(router: Router) -> int:
+    return router.fleet.max_model_len(router.card.max_model_len)
+
+
+def _check_length(num_tokens: int, most: int, param: str, about: str = "") -> None:
     if num_tokens > most:
         raise ContextTooLong(
-            f"This model's maximum context length is {most} tokens. However, the prompt has {about}{num_tokens}.",
-            param="prompt",
+            f"This model's maximum context length is {most} tokens. However, the {param} has {about}{num_tokens}."
+            if param == "prompt"
+            else f"This model's maximum context length is {most} tokens. However, there are {num_tokens}.",
+            param=param,
         )

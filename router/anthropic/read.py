@@ -60,12 +60,12 @@ def _chat(asked: CountRequest, most_images: int, given: Mapping[str, Any]) -> Ch
     rules = rules_for(
         tools,
         _tool_rules(asked.tool_choice, bool(tools)),
-        read_format(_format(asked.output_config), "output_config.format", nested=False),
+        read_format(_format(asked.output_config), "output_config.format"),
     )
     request = ChatRequest.model_construct(
         model=asked.model, messages=[], mm_processor_kwargs=asked.mm_processor_kwargs, **given
     )
-    return Chat(request, messages, grammar=rules.grammar, tools=rules.tools, make_parser=rules.make_parser)
+    return Chat(request, messages, make_parser=rules.make_parser)
 
 
 def _function(value: Any, path: str) -> Mapping[str, Any]:

@@ -49,7 +49,7 @@ def read_response(body: bytes, most_images: int) -> ResponsesChat:
     rules = rules_for(
         tools,
         _tool_rules(asked, bool(tools)),
-        read_format(_format(asked.text), "text.format", nested=False),
+        read_format(_format(asked.text), "text.format"),
     )
     request = ChatRequest.model_construct(
         messages=[],
@@ -59,7 +59,7 @@ def read_response(body: bytes, most_images: int) -> ResponsesChat:
         top_logprobs=(asked.top_logprobs or 0) if wants_logprobs else None,
         **{name: getattr(asked, name) for name in _SAME_AS_CHAT},
     )
-    chat = ResponsesChat(request, messages, grammar=rules.grammar, tools=rules.tools, make_parser=rules.make_parser)
+    chat = ResponsesChat(request, messages, make_parser=rules.make_parser)
     chat.asked_logprobs = wants_logprobs
     chat.echoed = _echoed(asked)
     return chat

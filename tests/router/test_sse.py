@@ -66,7 +66,7 @@ def test_a_stream_is_to_the_byte_what_clients_read() -> None:
     role = '[{"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null}]}\n\n'
     text = '[{"index": 0, "delta": {"content": "a \\"b\\"\\n"}, "logprobs": null, "finish_reason": null}]}\n\n'
     assert frames == begin + role + begin + text
-    assert DONE == b"data: [DONE]\n\n"
+    assert DONE == "data: [DONE]\n\n"
 
 
 def test_the_role_comes_once_per_choice_and_the_finish_has_an_empty_delta() -> None:
@@ -116,8 +116,8 @@ def test_continuous_usage_is_on_every_chunk() -> None:
 def test_a_failure_is_an_error_event() -> None:
     frame = error_frame(error_body(WorkerLost("gone")))
     assert frame == (
-        b'event: error\ndata: {"error": {"message": "gone", "type": "server_error", "param": null, '
-        b'"code": "service_unavailable"}}\n\n'
+        'event: error\ndata: {"error": {"message": "gone", "type": "server_error", "param": null, '
+        '"code": "service_unavailable"}}\n\n'
     )
 
 

@@ -1,0 +1,111 @@
+"""A generated answer, whole or streamed, whatever API it is worded for."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from triptych.errors import TriptychError
+from triptych.router.body import read_body, unless_gone
+from triptych.router.budget import Holding
+from triptych.router.caller import caller_of
+from triptych.router.choices import Choices, Delta
+from triptych.router.failures import name_image
+from triptych.router.request import Request
+from triptych.router.router import Router, Run
+from triptych.router.schema import Chat
+from triptych.router.stream import AnswerStream, StreamForm
+from triptych.router.timeline import Timeline
+from triptych.router.usage import Usage, usage_of
+
+Question = TypeVar("Question")
+
+TIMELINE_HEADER = "x-triptych-timeline"
+
+
+class AnswerForm(StreamForm, Protocol):
+    """How one API words one answer, whole or in pieces. Made once the prompt is known."""
+
+    def whole(self, wholes: Sequence[Delta], usage: Usage) -> Mapping[str, Any]:
+        """The body: all that was said, one delta a choice."""
+
+
+class GenerationEndpoint:
+    """Errors known before the first token are raised, also for streams; the edge gives them their status."""
+
+    def __init__(
+        self,
+        router: Router,
+        parse: Callable[[bytes], Chat],
+        form: Callable[[Chat, Request], AnswerForm],
+    ) -> None:
+        """parse: from a body to what is asked; it may run in a thread. Raises what the client has to change."""
+        self._router = router
+        self._parse = parse
+        self._form = form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As an ASGI application of its own."""
+        response = await self.answer(HTTPRequest(scope, receive))
+        await response(scope, receive, send)
+
+    async def answer(self, http: HTTPRequest) -> Response:
+        router, timeline = self._router, Timeline()
+        with router.budget.holding() as of_body:
+            chat = await read_question(http, router, self._parse, of_body, timeline)
+            run = await unless_gone(http, router.begin(chat, timeline, caller_of(http.scope)))
+        wants_timeline = http.headers.get(TIMELINE_HEADER) == "1"
+        return await unless_gone(http, self._answer(chat, run, wants_timeline))
+
+    async def _answer(self, chat: Chat, run: Run, wants_timeline: bool) -> Response:
+        request = run.request
+        choices = Choices(
+            request,
+            self._router.detokenizer,
+            self._router.metrics,
+            chat.request.stops,
+            bool(chat.request.logprobs),
+            chat.make_parser,
+        )
+        run.completion_tokens = lambda: choices.completion_tokens
+        try:
+            form = self._form(chat, request)
+            if chat.request.stream:
+                tokens = await request.receive()
+                return AnswerStream(self._router, run, choices, form, tokens, _timing(run, wants_timeline))
+            body = await whole_answer(request, choices, form)
+        except BaseException as error:
+            await run.close(error)
+            if isinstance(error, TriptychError):
+                name_image(error, request.prepared.image_params)
+            raise
+        await run.close()
+        return JSONResponse(body, headers=_timing(run, wants_timeline))
+
+
+async def read_question(
+    http: HTTPRequest, router: Router, parse: Callable[[bytes], Question], of_body: Holding, timeline: Timeline
+) -> Question:
+    """What the body asks; `parse` runs in a thread where it may take long. Raises what the client has to change."""
+    limits = router.settings.router
+    body = await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, of_body)
+    with timeline.measure("parse"):
+        if body.is_quickly_parsed:
+            return parse(body.data)
+        return await asyncio.get_running_loop().run_in_executor(router.threads.parsing, parse, body.data)
+
+
+async def whole_answer(request: Request, choices: Choices, form: AnswerForm) -> Mapping[str, Any]:
+    """The body, once every choice has finished. Raises what ended the request early."""
+    wholes = [Delta(index) for index in range(request.prepared.branches)]
+    while tokens := await request.receive():
+        for delta in choices.feed(tokens):
+            wholes[delta.index].add(delta)
+    return form.whole(wholes, usage_of(request, choices.completion_tokens))
+
+
+def _timing(run: Run, wanted: bool) -> dict[str, str]:
+    return {"server-timing": run.request.timeline.server_timing()} if wanted else {}
