@@ -48,14 +48,15 @@ class Router:
         self.threads = WorkThreads()
         self.prompts = PromptBuilder(card)
         self.detokenizer = Detokenizer(self.prompts.tokenizer, card.vocab_size)
-        self._fetcher = MediaFetcher(settings.router)
+        self._fetcher = MediaFetcher(settings.router, budget=self.budget, metrics=self.metrics)
         self._preparer = Preparer(
             card,
             self.prompts,
-            MediaLoader(settings.router, self._fetcher),
+            MediaLoader(settings.router, self._fetcher, self.metrics),
             self.fleet,
             settings.router.default_max_tokens,
             self.threads,
+            isolate_tenants=settings.router.isolate_tenants,
         )
         self.running = 0  # requests in flight
         self.on_end: list[Callable[[Ended], None]] = []  # called for each; must not raise, nor wait

@@ -12,7 +12,7 @@ import pytest
 from tests.router.liveness import lively
 from tests.router.origin import Origin, always, origin, response
 from triptych.config import RouterSettings
-from triptych.errors import InvalidMedia, Overloaded
+from triptych.errors import InvalidMedia, MediaTooLarge, Overloaded
 from triptych.multimodal.digest import source_digest
 from triptych.multimodal.sniff import MediaHeader, sniff
 from triptych.router import media
@@ -119,6 +119,21 @@ async def test_too_many_pixels_are_refused_by_the_header_alone() -> None:
     assert caught.value.item_index == 0
     assert caught.value.http_status == 400
     assert caught.value.media_code == "image_too_large"
+
+
+async def test_a_requests_different_images_share_a_limit_of_pixels() -> None:
+    most = sniff(RED).pixels + sniff(CAFE).pixels
+    await load([data_uri(RED), data_uri(CAFE), data_uri(RED)], max_request_pixels=most)
+    with pytest.raises(InvalidMedia, match="together") as caught:
+        await load([data_uri(RED), data_uri(RED), data_uri(CAFE)], max_request_pixels=most - 1)
+    assert (caught.value.item_index, caught.value.media_code) == (2, "image_too_large")
+
+
+async def test_a_requests_different_images_share_a_limit_of_bytes() -> None:
+    most = len(RED) + len(CAFE)
+    await load([data_uri(RED), data_uri(CAFE), data_uri(RED)], max_request_media_bytes=most)
+    with pytest.raises(MediaTooLarge, match="together"):
+        await load([data_uri(RED), data_uri(CAFE)], max_request_media_bytes=most - 1)
 
 
 async def test_media_count_in_the_budget() -> None:
