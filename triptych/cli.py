@@ -1,4 +1,4 @@
-"""The `triptych` command: serve, ask, status, bench, demo. Parses, then loads only what the chosen command needs."""
+"""The `triptych` command: serve, ask, status, bench, batch, demo. Parses, then loads what the chosen command needs."""
 
 import argparse
 import importlib
@@ -17,6 +17,7 @@ COMMANDS = {
     "ask": "triptych.client:run_ask",
     "status": "triptych.client:run_status",
     "bench": "triptych.loadgen.command:run",
+    "batch": "triptych.batch.command:run",
 }
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -43,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_ask(commands.add_parser("ask", help="ask a running server, with or without pictures"))
     _add_status(commands.add_parser("status", help="the live cluster as a table"))
     _add_bench(commands.add_parser("bench", help="load a server and measure it"))
+    _add_batch(commands.add_parser("batch", help="answer a file of requests, in OpenAI's batch format"))
     return parser
 
 
@@ -109,6 +111,24 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds per request")
     parser.add_argument("--api-key", default="")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
+
+
+def _add_batch(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Sends every line of IN.jsonl and appends a line with its answer to OUT.jsonl, in the order in which answers "
+        "come. Started again after it was stopped in any way, it goes on with the lines that have none yet. Lines that "
+        "failed are asked again once they are removed, as all are with the file of --errors."
+    )
+    parser.add_argument("source", type=Path, metavar="IN.jsonl")
+    parser.add_argument("target", type=Path, metavar="OUT.jsonl")
+    parser.add_argument(
+        "--errors", type=Path, metavar="FILE", help="where lines without an answer go (default: OUT.jsonl)"
+    )
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
+    parser.add_argument("--api-key", default="")
+    parser.add_argument("--concurrency", type=int, default=16, help="requests in flight (default: 16)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds per request with its retries")
+    parser.add_argument("--max-retries", type=int, default=5, help="after 429, 5xx and lost connections (default: 5)")
 
 
 if __name__ == "__main__":
