@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = {"triptych": ROOT / "triptych", "triptych.services": ROOT / "services", "triptych.router": ROOT / "router"}
 
 NOUNS = {"journey", "sampling", "stages", "dtypes", "errors"}
-BASE = NOUNS | {"config", "metrics", "multimodal"}
+BASE = NOUNS | {"config", "metrics", "multimodal", "grammar"}
 TIER = BASE | {"models", "transfer", "engine", "wire", "pb"}
 
 # Room -> rooms it may import. A dotted name is one module or folder of a room.
@@ -21,12 +21,13 @@ ARROWS: Mapping[str, set[str]] = {
     "errors": set(),
     "dtypes": {"errors"},
     "journey": {"errors", "dtypes"},
-    "sampling": {"errors"},
+    "sampling": {"errors", "grammar.spec"},
+    "grammar": {"errors", "sampling"},
     "stages": {"errors"},
     "config": NOUNS,
     "metrics": NOUNS,
     "pb": set(),
-    "wire": NOUNS | {"pb"},
+    "wire": NOUNS | {"pb", "grammar.spec"},
     "multimodal": NOUNS,
     "models": BASE,
     "transfer": BASE,
@@ -50,6 +51,7 @@ BANNED: Mapping[str, set[str]] = {
     "dtypes": FRAMEWORKS | DEVICES | {"PIL", "numpy"},
     "journey": FRAMEWORKS | DEVICES | {"PIL"},
     "sampling": FRAMEWORKS | DEVICES | {"PIL"},
+    "grammar": FRAMEWORKS | DEVICES | {"PIL"},
     "stages": FRAMEWORKS | DEVICES | {"PIL", "numpy"},
     "errors": FRAMEWORKS | DEVICES | {"PIL", "numpy"},
     "config": FRAMEWORKS | DEVICES | {"PIL"},

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from triptych.errors import InvalidRecord
+from triptych.grammar.spec import Grammar
 
 MOST_BRANCHES = 8  # choices of one request
 MOST_TOP_LOGPROBS = 20
@@ -54,6 +55,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    grammar: Grammar | None = None  # decides where the answer may end, ahead of min_tokens and ignore_eos
 
     def __post_init__(self) -> None:
         for name, (least, most) in SAMPLING_RANGES.items():

@@ -1,5 +1,6 @@
 """Tokens and how they are to be sampled, to messages and back."""
 
+from triptych.grammar.spec import Grammar
 from triptych.journey import Token
 from triptych.pb import common_pb2 as pb
 from triptych.sampling import Sampling
@@ -44,6 +45,7 @@ def sampling_to_pb(sampling: Sampling) -> pb.Sampling:
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=dict(sampling.logit_bias),
+        grammar=pb.Grammar(kind=asked.kind, text=asked.text) if (asked := sampling.grammar) is not None else None,
     )
 
 
@@ -64,4 +66,9 @@ def sampling_from_pb(message: pb.Sampling) -> Sampling:
         frequency_penalty=message.frequency_penalty,
         repetition_penalty=message.repetition_penalty,
         logit_bias=dict(message.logit_bias),
+        grammar=_grammar_from_pb(message.grammar) if message.HasField("grammar") else None,
     )
+
+
+def _grammar_from_pb(message: pb.Grammar) -> Grammar:
+    return Grammar(message.kind, message.text)
