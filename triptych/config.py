@@ -43,6 +43,7 @@ class ServeSettings:
     encoders: int = 1
     prefills: int = 1
     decodes: int = 1
+    routers: int = 1  # processes behind one port; each has its share of what the server may hold
     device: str = "auto"  # auto, cpu, cuda
     dtype: str = "auto"  # auto: float32 on the CPU, the checkpoint's own on CUDA
     load_format: str = "auto"  # auto: weights from the folder; dummy: random ones, of a folder without (for measuring)
@@ -56,7 +57,7 @@ class ServeSettings:
         _require_choice("serve.device", self.device, ("auto", "cpu", "cuda"))
         _require_choice("serve.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _require_choice("serve.load_format", self.load_format, ("auto", "dummy"))
-        for name in ("encoders", "prefills", "decodes"):
+        for name in ("encoders", "prefills", "decodes", "routers"):
             _require(getattr(self, name) >= 1, f"serve.{name}", getattr(self, name), "at least 1")
         _require(self.cpu_threads >= 0, "serve.cpu_threads", self.cpu_threads, "0 (the default) or more")
         _require(0 < self.gpu_share <= 1, "serve.gpu_share", self.gpu_share, "in (0, 1]")
@@ -94,12 +95,21 @@ class RouterSettings:
     default_max_tokens: int = 0  # 0: whatever the context leaves
     status_interval_seconds: float = 0.5
     status_timeout_seconds: float = 5.0  # a worker is lost once three questions in a row went unanswered for so long
-    api_key: str = ""
+    api_key: str = ""  # one key, of an operator; its tenant is called "default"
+    api_keys_file: str = ""  # TOML with a table [[keys]] for each (router/auth.py); read again when it changes
+    api_keys: tuple[str, ...] = ()  # NAME=KEY or NAME=sha256:DIGEST, for the environment
+    usage_log: str = ""  # a file that gets one line of JSON for each request; empty: none
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 0  # /metrics, /admin/ and /v1/cluster move there; 0: they stay on the main port
+    cors_origins: tuple[str, ...] = ()  # of pages whose scripts may ask, as https://example.com; *: of any; empty: none
+    max_connections: int = 4096  # beyond that many, requests are answered 503
+    max_head_bytes: int = 64 << 10  # of a request's line and headers
     log_level: str = "info"
 
     def __post_init__(self) -> None:
         _require(0 <= self.port <= 65535, "router.port", self.port, "0 to 65535")
         _require_choice("router.log_level", self.log_level, ("debug", "info", "warning", "error", "critical"))
+        _require(0 <= self.admin_port <= 65535, "router.admin_port", self.admin_port, "0 (none) to 65535")
         for port in self.allow_media_ports:
             _require(0 < port <= 65535, "router.allow_media_ports", port, "ports of 1 to 65535")
         for cidr in self.allow_media_cidrs:
@@ -110,7 +120,7 @@ class RouterSettings:
             *("router", self, "max_body_bytes", "max_image_bytes", "max_image_pixels", "media_budget_bytes"),
             *("max_request_pixels", "max_request_media_bytes", "concurrent_fetches", "fetches_per_host"),
             *("fetch_timeout_seconds", "request_timeout_seconds", "stage_timeout_seconds", "status_interval_seconds"),
-            "status_timeout_seconds",
+            *("status_timeout_seconds", "max_connections", "max_head_bytes"),
         )
 
 
@@ -254,6 +264,15 @@ def load_settings(
     if unknown:
         raise ConfigError(f"unknown setting {unknown[0]!r}; {_suggestion(unknown[0], known)}")
     return Settings(**{table: _build(table, kind, values) for table, kind in _tables().items()})
+
+
+def settings_as_values(settings: Settings) -> dict[str, Any]:
+    """The same as JSON values, that `load_settings` takes as flags; for a process that is to have the same settings."""
+    return {
+        f"{table}.{name}": value
+        for table, entries in dataclasses.asdict(settings).items()
+        for name, value in entries.items()
+    }
 
 
 def _tables() -> dict[str, type]:

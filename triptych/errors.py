@@ -10,9 +10,15 @@ TriptychError                  never raised itself
     WrongContentType           415  the HTTP body says it is no JSON
     UnknownModel               404
     Unauthorized               401
+    PermissionDenied           403  the key is good, and not for this
+    MalformedRequest           400  no HTTP that we would read
+    HeadTooLarge               431  too many headers, or too long ones
+    RateLimited                429  the key's own limit; says how long to wait
   ClusterError                 try again, perhaps elsewhere: 5xx
     Overloaded                 429  no room before the deadline
     NoWorker                   503  a role has no worker
+    TooManyConnections         503
+    Stopping                   503  the router is being stopped
     WorkerLost                 503  a worker died or was replaced under the request
     WrongIncarnation           503  the address now belongs to another process
     FingerprintMismatch        503  caller and worker hold different models
@@ -41,6 +47,7 @@ class TriptychError(Exception):
         self.message = message
         self.item_index = item_index  # which multimodal item of the request, in prompt order
         self.param = param  # dotted path of the request field at fault
+        self.retry_after_seconds: float | None = None  # where it is known
 
     def __str__(self) -> str:
         return self.message
@@ -111,6 +118,36 @@ class Unauthorized(RequestError):
     code = "invalid_api_key"
 
 
+class PermissionDenied(RequestError):
+    """A good key, of somebody who may not do this."""
+
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
+    code = "permission_denied"
+
+
+class MalformedRequest(RequestError):
+    """HTTP that can be read in two ways, or in none."""
+
+    code = "malformed_request"
+
+
+class HeadTooLarge(RequestError):
+    """A request's line and headers over the limit."""
+
+    http_status = 431
+    code = "headers_too_large"
+
+
+class RateLimited(RequestError):
+    """A key's own limit of requests, tokens or requests at once; the same request is welcome later."""
+
+    http_status = 429
+    grpc_status = "RESOURCE_EXHAUSTED"
+    code = "rate_limit_exceeded"
+    retryable = True
+
+
 class ClusterError(TriptychError):
     """Not the caller's fault; the same request may succeed later or elsewhere."""
 
@@ -130,6 +167,16 @@ class Overloaded(ClusterError):
 
 class NoWorker(ClusterError):
     """A role has no ready worker."""
+
+
+class TooManyConnections(ClusterError):
+    """The router has as many clients as it takes."""
+
+    code = "too_many_connections"
+
+
+class Stopping(ClusterError):
+    """The router is being stopped under the request."""
 
 
 class WorkerLost(ClusterError):

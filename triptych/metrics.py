@@ -4,12 +4,15 @@ Latency names and buckets follow vLLM's, so that stock dashboards work with a ch
 SGLang's stems; tier labels follow Dynamo's `worker_type`. No id, URL or digest is ever a label.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -33,21 +36,30 @@ COPY_SECONDS_BUCKETS = (
 COPY_BYTES_BUCKETS = tuple(float(4**power) for power in range(5, 16))  # 1 KiB to 1 GiB
 
 
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's: where several processes count together
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One line of the list; `kind` is counter, gauge or histogram."""
+    """One line of the list; `kind` is counter, gauge or histogram.
+
+    among_routers: what a gauge is where several processes have it: the sum of those that live, or what was said last
+    """
 
     name: str
     kind: str
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    among_routers: str = "livesum"
 
 
 ROUTER_METRICS = (
     Metric("triptych:requests_total", "counter", "Requests by HTTP status class", ("endpoint", "status")),
     Metric("triptych:request_success_total", "counter", "Finished choices", ("finished_reason",)),
     Metric("triptych:request_errors_total", "counter", "Failed requests by error class", ("error",)),
+    Metric("triptych:rejected_requests_total", "counter", "Requests refused at the door", ("reason",)),
+    Metric("triptych:usage_log_dropped_total", "counter", "Lines of the usage log that were lost: its disk is too slow"),
     Metric("triptych:num_requests_running", "gauge", "Requests in flight"),
     Metric("triptych:prompt_tokens_total", "counter", "Prompt tokens, images included"),
     Metric("triptych:generation_tokens_total", "counter", "Generated tokens"),
@@ -61,7 +73,10 @@ ROUTER_METRICS = (
     Metric("triptych:e2e_request_latency_seconds", "histogram", "Arrival to last token", (), LATENCY_BUCKETS),
     Metric("triptych:stage_duration_seconds", "histogram", "One stage of a request", ("stage",), STAGE_BUCKETS),
     Metric("triptych:retries_total", "counter", "Stages tried again", ("stage",)),
-    Metric("triptych:workers", "gauge", "Workers known, by tier and state", ("worker_type", "state")),
+    Metric(
+        *("triptych:workers", "gauge", "Workers known, by tier and state", ("worker_type", "state")),
+        among_routers="livemostrecent",  # all of them know the same
+    ),
 )
 
 # What StatusReply.gauges may hold; every worker reports those of its roles.
@@ -164,10 +179,15 @@ class PairCounts:
 
 
 class RouterMetrics:
-    """The router's collectors, in a registry of their own; `expose()` is the body of /metrics."""
+    """The router's collectors, in a registry of their own; `expose()` is the body of /metrics.
+
+    Where several routers make one server, each counts in files that all can read, and any of them exposes the sums.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._sources: list[Collector] = []
+        self._folder = os.environ.get(FOLDER_VARIABLE, "")
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -175,7 +195,10 @@ class RouterMetrics:
             if metric.kind == "counter":
                 self._counters[metric.name] = Counter(metric.name, metric.help, metric.labels, registry=self.registry)
             elif metric.kind == "gauge":
-                self._gauges[metric.name] = Gauge(metric.name, metric.help, metric.labels, registry=self.registry)
+                mode: Any = metric.among_routers
+                self._gauges[metric.name] = Gauge(
+                    metric.name, metric.help, metric.labels, registry=self.registry, multiprocess_mode=mode
+                )
             else:
                 self._histograms[metric.name] = Histogram(
                     metric.name, metric.help, metric.labels, buckets=metric.buckets, registry=self.registry
@@ -195,10 +218,17 @@ class RouterMetrics:
 
     def add_workers(self, source: Collector) -> None:
         """Let `source` (see WorkerGauges) report the workers' own gauges beside the router's metrics."""
+        self._sources.append(source)
         self.registry.register(source)
 
     def expose(self) -> bytes:
-        return generate_latest(self.registry)
+        if not self._folder:
+            return generate_latest(self.registry)
+        sums = CollectorRegistry()
+        MultiProcessCollector(sums, self._folder)  # type: ignore[no-untyped-call]
+        for source in self._sources:
+            sums.register(source)
+        return generate_latest(sums)
 
 
 class WorkerGauges(Collector):
