@@ -5,7 +5,7 @@ import copy
 from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar
 
-from triptych.errors import TriptychError
+from triptych.errors import Cancelled, TriptychError
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
@@ -47,6 +47,10 @@ class Flights(Generic[Key, Result]):
             return await asyncio.shield(flight.task)
         except TriptychError as error:
             raise copy.copy(error) from None
+        except asyncio.CancelledError:
+            if flight.task.cancelled() and not _is_leaving():
+                raise Cancelled("the work was given up") from None  # by `close`: whoever waited did not leave
+            raise
         finally:
             flight.num_waiting -= 1
             if not flight.num_waiting:
@@ -70,6 +74,11 @@ class Flights(Generic[Key, Result]):
         """Unless a younger one has taken its place."""
         if self._by_key.get(key) is flight:
             del self._by_key[key]
+
+
+def _is_leaving() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _now() -> float:

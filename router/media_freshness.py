@@ -56,7 +56,7 @@ def _forbids(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _directives(value: bytes) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for piece in value.decode("latin-1").lower().split(","):
         name, _, argument = piece.partition("=")
         found.setdefault(name.strip(), argument.strip().strip('"'))

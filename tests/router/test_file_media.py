@@ -1,6 +1,7 @@
 """file:// URLs: below the named folders, and nothing else on the host."""
 
 import os
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -72,6 +73,36 @@ async def test_outside_what_is_there_and_what_is_not_read_the_same(root: Path) -
 )
 async def test_a_path_is_what_it_says_and_no_part_of_it_is_resolved(root: Path, path: str) -> None:
     assert (await refusal(f"file://{root}{path}", root))[0] == "media_url_not_allowed"
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_path_that_can_be_made_up_leads_out(root: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    (root / "out").symlink_to(root.parent)
+    (root / "deep" / "out").symlink_to("/")
+    names = [
+        "..",
+        "%2e%2e",
+        ".",
+        "",
+        "%2f",
+        "deep",
+        "out",
+        "a.png",
+        "secret.png",
+        "pictures",
+        "%00",
+        "\\",
+        *root.parts[1:],
+    ]
+    async with files(root) as fetcher:
+        for _ in range(300):
+            path = "/".join(rng.choices(names, k=rng.randrange(1, 9)))
+            try:
+                data = await fetcher.fetch(f"file://{rng.choice([root, root.parent, ''])}/{path}")
+            except InvalidMedia:
+                continue
+            assert data.startswith(IMAGE), path
 
 
 @pytest.mark.parametrize("url", ["file:a.png", "file:", "file://", "file://other.example/a.png", "file://[x/a.png"])

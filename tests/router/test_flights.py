@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from triptych.errors import InvalidMedia
+from triptych.errors import Cancelled, InvalidMedia
 from triptych.router.flights import Flights
 
 pytestmark = pytest.mark.anyio
@@ -109,6 +109,7 @@ async def test_closing_ends_what_is_under_way() -> None:
     flights, work = Flights[str, int](60), Work()
     (task,) = await waiting(flights, work, 1)
     await flights.close()
-    await asyncio.wait({task})
+    with pytest.raises(Cancelled):
+        await task
     assert work.ended_early == 1
     assert flights.num_running == 0

@@ -50,7 +50,7 @@ def test_several_hosts_may_be_listed_and_an_empty_list_lets_everything_through()
 
 
 @pytest.mark.parametrize(
-    "pattern", ["", "*", ".", "a.*.example", "http://a.example", "a.example/x", "u@a.example", "a b"]
+    "pattern", ["", "*", ".", "a.*.example", "http://a.example", "a.example/x", "u@a.example", "a b", "a.example:80"]
 )
 def test_what_is_no_host_is_refused_at_start(pattern: str) -> None:
     with pytest.raises(ConfigError, match="allow_media_hosts"):
