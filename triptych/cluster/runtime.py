@@ -2,16 +2,20 @@
 
 import logging
 import os
+from pathlib import Path
 
+import psutil
 import ray
 
-from triptych.errors import ConfigError
+from triptych.errors import ConfigError, InternalError
 
 log = logging.getLogger(__name__)
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours goes through it
 # A resource that marks a Ray as one server's own: it ends with that server, so nobody else may build on it.
 _PRIVATE = "triptych_private"
+_STARTS = 3
+_LOG_LINES = 5
 
 
 class RayRuntime:
@@ -37,6 +41,21 @@ class RayRuntime:
         self._joined_here = True
 
     def _start(self, num_actors: int) -> None:
+        """Raises InternalError where Ray does not come up, with the end of its log."""
+        for left in reversed(range(_STARTS)):
+            before = _ray_children()
+            try:
+                self._start_once(num_actors)
+                break
+            except Exception as error:  # of no narrower class
+                # A node that takes more than Ray's half minute, on a disk or cores that are busy, comes up next time.
+                _end_processes(_ray_children() - before)
+                if not left:
+                    raise InternalError(f"Ray did not start: {error}{_log_end()}") from error
+                log.warning("Ray did not start, trying again: %s", error)
+        self.started_here = True
+
+    def _start_once(self, num_actors: int) -> None:
         ray.init(
             address="local",
             # Our actors ask for none. Ray starts as many processes ahead, and one for each core would be many.
@@ -47,7 +66,6 @@ class RayRuntime:
             object_store_memory=_OBJECT_STORE_BYTES,
             resources={_PRIVATE: 1},
         )
-        self.started_here = True
 
     def _join(self, address: str) -> bool:
         """Whether a Ray was there to join; a missing one matters only where it was named."""
@@ -66,3 +84,39 @@ class RayRuntime:
         if self._joined_here:
             ray.shutdown()
             self._joined_here = False
+
+
+def _ray_children() -> set[psutil.Process]:
+    """Processes of Ray's own that this one has started."""
+    home = str(Path(ray.__file__).parent)
+    found = set()
+    for child in psutil.Process().children():
+        try:
+            if any(home in word for word in child.cmdline()):
+                found.add(child)
+        except psutil.Error:
+            pass  # it has ended
+    return found
+
+
+def _end_processes(processes: set[psutil.Process]) -> None:
+    """What a start that failed has left; else it stays until this process ends."""
+    for each in processes:
+        try:
+            each.kill()
+        except psutil.NoSuchProcess:
+            pass
+    psutil.wait_procs(processes, timeout=5)
+
+
+def _log_end() -> str:
+    """Of the node that did not come up, as far as it has said anything."""
+    logs = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "session_latest" / "logs"
+    for name in ("raylet.err", "raylet.out", "gcs_server.err", "gcs_server.out"):
+        try:
+            lines = (logs / name).read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        if lines:
+            return f"; {name} ends with: " + " | ".join(lines[-_LOG_LINES:])
+    return ""

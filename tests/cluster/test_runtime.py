@@ -1,0 +1,52 @@
+"""A Ray of our own, on machines where it takes its time."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from triptych.cluster.runtime import RayRuntime
+from triptych.errors import InternalError
+
+
+class SlowRay:
+    """Stands in for `ray.init` on a machine where the first starts take too long; each leaves a process, as Ray does."""
+
+    def __init__(self, num_slow: int) -> None:
+        self.num_slow = num_slow
+        self.starts: list[dict[str, Any]] = []
+        self.left: list[psutil.Process] = []
+
+    def init(self, **options: Any) -> None:
+        self.starts.append(options)
+        if len(self.starts) > self.num_slow:
+            return
+        script = "import sys; sys.stdin.read()"
+        child = subprocess.Popen(
+            [sys.executable, "-c", script, str(Path(ray.__file__).parent / "raylet")], stdin=subprocess.PIPE
+        )
+        self.left.append(psutil.Process(child.pid))
+        raise Exception("The current node timed out during startup")
+
+
+def test_a_ray_that_did_not_come_up_in_time_is_ended_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowRay(num_slow=2)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", slow.init)
+    assert RayRuntime("local").started_here
+    assert len(slow.starts) == 3
+    assert len(slow.left) == 2
+    assert not any(process.is_running() for process in slow.left)
+
+
+def test_a_ray_that_never_comes_up_is_an_error_that_says_what_ray_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowRay(num_slow=99)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", slow.init)
+    with pytest.raises(InternalError, match="Ray did not start: The current node timed out"):
+        RayRuntime("local")
+    assert not any(process.is_running() for process in slow.left)
