@@ -142,6 +142,7 @@ class WorkerHost:
             roles=self._placement.roles,
             device_share=self._placement.device_share,
         )
+        self._nixl = site.nixl  # whatever fails from here on, `stop` closes it
         if self._placement.roles & {Role.PREFILL, Role.DECODE}:
             self._language = Language(site)
             self._language.engine.start()
@@ -150,7 +151,7 @@ class WorkerHost:
         if site.nixl is not None:
             # One that decodes as well hands its blocks to itself.
             site.start_staging(packs=Role.PREFILL in self._placement.roles and Role.DECODE not in self._placement.roles)
-            self._nixl, self._staging = site.nixl, site.staging
+            self._staging = site.staging
             self._notices = NoticeTaker(site.nixl, site.leases)
         self._sweeper = Sweeper([site.leases], self._settings.transfer.sweep_interval_seconds)
         self._sweeper.start()

@@ -5,11 +5,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import grpc
 
 from triptych import wire
-from triptych.errors import DeadlineExceeded, TransferFailed, TriptychError, WorkerLost
+from triptych.errors import Cancelled, DeadlineExceeded, TransferFailed, TriptychError, WorkerLost
 from triptych.journey import ClaimId, Endpoint
 from triptych.pb import common_pb2
 from triptych.pb import worker_pb2 as pb
@@ -19,11 +20,13 @@ from triptych.transfer.arena import ArenaInfo, CudaIpcInfo, NixlInfo, ShmInfo
 from triptych.transfer.faults import Faults
 from triptych.transfer.kv_format import KVFormat, repack_refusal
 from triptych.transfer.leases import LeaseTable
+from triptych.transfer.pull import IsWanted, always
 from triptych.transfer.staging import Packed, Prepared
 
 log = logging.getLogger(__name__)
 
 _CALL_SECONDS = 5.0
+_LOOK_SECONDS = 0.05  # between two looks at whether an answer is still wanted
 _NO_REQUEST = bytes(16)
 
 
@@ -90,16 +93,19 @@ class Peers:
             return not isinstance(_failure(endpoint, "Status", _CALL_SECONDS, error), WorkerLost)
         return bool(reply.incarnation == endpoint.incarnation)
 
-    def prepare(self, owner: Endpoint, claim: ClaimId, pack: bool, deadline: float) -> Prepared | None:
+    def prepare(
+        self, owner: Endpoint, claim: ClaimId, pack: bool, deadline: float, is_wanted: IsWanted = always
+    ) -> Prepared | None:
         """Where a claim was packed; None once it can be read where it lies. Blocks until its owner's event is done.
 
-        Raises the owner's refusal, or WorkerLost when it does not answer by the deadline (time.monotonic).
+        Raises the owner's refusal, WorkerLost when it does not answer by the deadline (time.monotonic), or Cancelled
+        soon after the claim is not wanted any more.
         """
         seconds = max(0.001, deadline - time.monotonic())
         request = pb.PrepareRequest(envelope=self._envelope(owner, seconds), claim_id=claim, pack=pack)
         self._faults.at("prepare.ask")
         try:
-            reply = self._stub(owner).Prepare(request, timeout=seconds)
+            reply = _wait(self._stub(owner).Prepare.future(request, timeout=seconds), is_wanted)
         except grpc.RpcError as error:
             raise _failure(owner, "Prepare", seconds, error) from error
         with self._lock:
@@ -126,6 +132,13 @@ class Peers:
         """Give a claim back that nobody here waits for, unless its ref has come again: then the pull of it does."""
         if not self._post.keeps(owner, claim):
             self.release(owner, claim)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """The process is gone: keep nothing of it. Calls that are on their way to it end by themselves."""
+        with self._lock:
+            self._formats.pop(endpoint, None)
+            self._staging.pop(endpoint, None)
+            self._channels.pop(endpoint.address, None)  # not closed: a call may be on it. The next one opens another
 
     def num_kept(self) -> int:
         """Claims that are renewed."""
@@ -167,6 +180,17 @@ class Peers:
             return wire.claim_ids_from_pb(self._stub(owner).Renew(request, timeout=seconds).gone)
         except grpc.RpcError as error:
             raise _failure(owner, "Renew", seconds, error) from error
+
+
+def _wait(call: Any, is_wanted: IsWanted) -> Any:
+    """The call's reply. Raises what it fails with, or Cancelled once nobody wants it, and then it is cancelled."""
+    while True:
+        try:
+            return call.result(timeout=_LOOK_SECONDS)
+        except grpc.FutureTimeoutError:
+            if not is_wanted():
+                call.cancel()
+                raise Cancelled("nobody waits for this claim any more") from None
 
 
 def _failure(owner: Endpoint, rpc: str, seconds: float, error: grpc.RpcError) -> TriptychError:

@@ -27,8 +27,8 @@ from triptych.transfer.figures import TransferFigures
 from triptych.transfer.kv_format import KVFormat
 from triptych.transfer.leases import LeaseTable
 from triptych.transfer.nixl_agent import NixlAgent
-from triptych.transfer.reader import Reader, always, copier_for
-from triptych.transfer.reading import IsWanted
+from triptych.transfer.pull import IsWanted, always
+from triptych.transfer.reader import Reader, copier_for
 from triptych.transfer.shards import Repack
 from triptych.transfer.slab import Slab, create_slab
 from triptych.transfer.staging import STAGING_UNIT_BYTES, Staging
@@ -158,7 +158,7 @@ class Language:
             *(site.faults, site.figures, site.nixl, self.peers.release, self.peers.prepare),
         )
         interval = site.settings.transfer.lease_seconds
-        self._watch = NeighbourWatch(self.reader.known, self.peers.is_there, self.reader.forget, interval)
+        self._watch = NeighbourWatch(self.reader.known, self.peers.is_there, self._forget, interval)
 
     def read_rows(self, ref: EmbeddingRef, into: torch.Tensor, is_wanted: IsWanted = always) -> None:
         """Pull an item's rows. After an error nothing writes into `into` any more. Blocks; errors as the reader's.
@@ -201,6 +201,11 @@ class Language:
             if not self.reader.wait_until_quiet(destination, self._copy_seconds):
                 die(error)  # a copy that never ends may still write into memory that is given to others next
             raise
+
+    def _forget(self, endpoint: Endpoint) -> None:
+        """A neighbour's process is gone."""
+        self.reader.forget(endpoint)
+        self.peers.forget(endpoint)
 
     def stop(self) -> None:
         self.engine.stop()

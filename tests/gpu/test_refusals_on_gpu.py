@@ -16,6 +16,7 @@ from triptych.journey import ClaimId, Endpoint
 from triptych.transfer.arena import ArenaInfo
 from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.nixl_start import start_nixl
+from triptych.transfer.pull import IsWanted
 from triptych.transfer.reader import Reader
 from triptych.transfer.slab import Slab, create_slab
 from triptych.transfer.staging import Prepare
@@ -41,7 +42,7 @@ def _settle(_slab: Slab, _published: Any) -> None:
     torch.cuda.synchronize()
 
 
-def _not_asked(owner: Endpoint, claim: ClaimId, pack: bool, deadline: float) -> None:
+def _not_asked(owner: Endpoint, claim: ClaimId, pack: bool, deadline: float, is_wanted: IsWanted) -> None:
     raise AssertionError("the slab itself says that the rows are written, and the owner was asked")
 
 
@@ -85,7 +86,7 @@ def runtime() -> Any:
     return pytest.importorskip(RUNTIME)
 
 
-def _as_it_is(owner: Endpoint, claim: ClaimId, pack: bool, deadline: float) -> None:
+def _as_it_is(owner: Endpoint, claim: ClaimId, pack: bool, deadline: float, is_wanted: IsWanted) -> None:
     """What rpc Prepare would answer: the rows are written, and lie where the claim says."""
 
 
@@ -143,7 +144,7 @@ def test_an_owner_that_is_still_writing_is_asked(owner: Neighbour, arena: ArenaI
     """By rpc Prepare, whose answer comes behind the event; here it comes when the device is done."""
     asked: list[float] = []
 
-    def wait(endpoint: Endpoint, claim: ClaimId, pack: bool, deadline: float) -> None:
+    def wait(endpoint: Endpoint, claim: ClaimId, pack: bool, deadline: float, is_wanted: IsWanted) -> None:
         asked.append(deadline)
         owner.ask("settle")
 

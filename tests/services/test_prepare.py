@@ -1,8 +1,10 @@
 """A claim made ready over a real channel: asked by one worker's peers, answered by another worker's service."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,7 +14,7 @@ import torch
 
 from triptych import wire
 from triptych.config import LanguageSettings, Settings, TransferSettings
-from triptych.errors import ClaimExpired, WorkerLost
+from triptych.errors import Cancelled, ClaimExpired, WorkerLost
 from triptych.journey import ClaimId, Endpoint, RequestId
 from triptych.models.card import load_card
 from triptych.pb import worker_pb2_grpc
@@ -35,6 +37,7 @@ class Owner:
     site: Site
     slab: Slab
     endpoint: Endpoint
+    loop: asyncio.AbstractEventLoop  # what it answers on
 
     def grant(self, *units: int) -> ClaimId:
         return self.site.leases.grant(RequestId(bytes(20)), 30.0, lambda: None, Claimed(KV_ARENA, units, 0))
@@ -57,7 +60,7 @@ def owner() -> Iterator[Owner]:
         site.start_staging(packs=True)
         worker_pb2_grpc.add_WorkerServicer_to_server(WorkerService(site, [], None), server)  # type: ignore[no-untyped-call]
         await server.start()
-        return Owner(site, slab, endpoint), server
+        return Owner(site, slab, endpoint, loop), server
 
     made, server = asyncio.run_coroutine_threadsafe(start(), loop).result()
     yield made
@@ -109,6 +112,32 @@ def test_a_claim_that_is_over_is_said_to_be(owner: Owner, peers: Peers) -> None:
 def test_an_owner_that_is_not_there_is_lost(peers: Peers) -> None:
     with pytest.raises(WorkerLost):
         peers.prepare(Endpoint("127.0.0.1:9", 1), ClaimId(bytes(16)), True, time.monotonic() + 2)
+
+
+def test_an_owner_that_stands_still_holds_up_nobody_whose_claim_is_not_wanted_any_more(
+    owner: Owner, peers: Peers
+) -> None:
+    peers.connect(owner.endpoint)
+    claim = owner.grant(1, 5)
+    owner.loop.call_soon_threadsafe(time.sleep, 3.0)
+    began = time.monotonic()
+    with pytest.raises(Cancelled):
+        peers.prepare(owner.endpoint, claim, True, began + 30, lambda: time.monotonic() < began + 0.2)
+    assert 0.2 <= time.monotonic() - began < 2
+
+
+def test_nothing_is_kept_of_an_owner_that_is_gone(owner: Owner, peers: Peers) -> None:
+    peers.connect(owner.endpoint)
+    channel = weakref.ref(peers._channels[owner.endpoint.address])
+    peers.forget(owner.endpoint)
+    gc.collect()
+    assert channel() is None
+    assert not peers._channels
+    assert not peers._staging
+    assert not peers._formats
+    claim = owner.grant(1, 5)
+    peers.connect(owner.endpoint)  # it was not gone after all
+    assert peers.prepare(owner.endpoint, claim, True, time.monotonic() + 5) is not None
 
 
 def test_a_worker_is_there_as_long_as_that_very_process_answers(owner: Owner, peers: Peers) -> None:

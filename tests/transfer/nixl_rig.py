@@ -17,7 +17,7 @@ from triptych.transfer.arena import ArenaInfo
 from triptych.transfer.leases import Claimed, LeaseTable
 from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.nixl_start import NoticeTaker, start_nixl
-from triptych.transfer.pull import HostCopier
+from triptych.transfer.pull import HostCopier, IsWanted
 from triptych.transfer.reader import Reader
 from triptych.transfer.slab import Slab, create_slab
 from triptych.transfer.staging import STAGING_UNIT_BYTES, Packed, Prepared, Staging
@@ -149,7 +149,7 @@ def reading(
     agent = start_nixl(settings)
     assert agent is not None, "nixl is installed and does not start"
 
-    def prepare(owner: Endpoint, claim: ClaimId, pack: bool, deadline: float) -> Prepared | None:
+    def prepare(owner: Endpoint, claim: ClaimId, pack: bool, deadline: float, _: IsWanted) -> Prepared | None:
         return by_endpoint[owner].prepare(owner, claim, pack, deadline)
 
     reader = Reader(lambda endpoint: by_endpoint[endpoint].arenas, HERE, {}, CPU, settings, nixl=agent, prepare=prepare)

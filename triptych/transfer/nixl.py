@@ -23,7 +23,7 @@ from triptych.transfer.landing import WORDS_BYTES, Windows
 from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.nixl_passage import Passage
 from triptych.transfer.nixl_pieces import as_packed, data_parts, scattered, word_parts
-from triptych.transfer.pull import Copier, Pull
+from triptych.transfer.pull import Copier, IsWanted, Pull
 from triptych.transfer.staging import Prepared, packed_bytes, words_offset
 
 _MOST_WORDS = WORDS_BYTES // WORD_BYTES
@@ -31,8 +31,8 @@ _HOST_PIECES_ARE_CHEAPER = 16
 _PROBE_SECONDS = 10.0  # the first read over a connection also makes the connection
 
 
-# whether to pack, deadline (time.monotonic): where the claim was packed; None: it is ready where it says
-PrepareClaim = Callable[[ClaimId, bool, float], Prepared | None]
+# `Prepare` of one owner
+PrepareClaim = Callable[[ClaimId, bool, float, IsWanted], Prepared | None]
 
 
 class NixlMapping:
@@ -136,7 +136,7 @@ class NixlCopier:
             if source.nixl.vram:
                 raise TransferFailed("the owner cannot be asked whether its GPU has written what is claimed")
             return None
-        return source.prepare(ClaimId(pull.claim), pack, deadline)
+        return source.prepare(ClaimId(pull.claim), pack, deadline, pull.is_wanted)
 
     def _passage(self, owner: str, deadline: float) -> Passage:
         bind_context(self._device)

@@ -20,6 +20,14 @@ Bytes = npt.NDArray[np.uint8]
 _GATHERED_BYTES = 4 << 20  # memory that pieces pass through; stays in a cache
 
 
+IsWanted = Callable[[], bool]
+
+
+def always() -> bool:
+    """For claims that nobody gives up."""
+    return True
+
+
 class ByteRun(NamedTuple):
     """Consecutive bytes: from where in the slab's data, to where in the destination, how many."""
 
@@ -41,6 +49,7 @@ class Pull:
                  source unit and destination are a number of pieces each, and there are no runs
     home:        the slab of this worker that `into` lies in, if any: its stamps come before the copy's first byte
     claim:       of whom the bytes are; empty where nobody asks
+    is_wanted:   asked while its owner is waited for; once it says no, the copy may end with Cancelled
     alone:       no other pull belongs to the claim: the owner may take the last word's being read for a release
     halfway:     for tests: called while some of the bytes are there and some are not, where a thread does the copy
     """
@@ -54,6 +63,7 @@ class Pull:
     scattered: tuple[Int64Array, Int64Array] | None = None
     home: Slab | None = None
     claim: bytes = b""
+    is_wanted: IsWanted = always
     alone: bool = True
     halfway: Callable[[], None] | None = None
     piece_bytes: int = 0

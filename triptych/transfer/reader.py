@@ -29,17 +29,12 @@ from triptych.transfer.nixl import NixlCopier
 from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.pairing import open_mapping
 from triptych.transfer.protocol.pulling import PullMachine
-from triptych.transfer.pull import Copier, CopyAbandoned, HostCopier, Pull
+from triptych.transfer.pull import Copier, CopyAbandoned, HostCopier, IsWanted, Pull, always
 from triptych.transfer.quarantine import Quarantine, overlap
-from triptych.transfer.reading import GiveBack, IsWanted, Reading
+from triptych.transfer.reading import GiveBack, Reading
 from triptych.transfer.shards import Landed, Repack, plan_repacked, plan_row_shards, plan_same_blocks
 from triptych.transfer.slab import Slab
 from triptych.transfer.staging import Prepare
-
-
-def always() -> bool:
-    """For claims that nobody gives up."""
-    return True
 
 
 class Reader:
@@ -190,6 +185,7 @@ class Reader:
 
     def _read(self, errand: "_Errand", deadline: float | None, is_wanted: IsWanted) -> None:
         self._quarantine.let_go()
+        errand.is_wanted = is_wanted
         ref = errand.ref
         machine = PullMachine(ref.claim_id, ref.owner, self._deadline(deadline), ref.checksum)
         Reading(machine, errand, self._copier_from, self._quarantine, self._give_back, is_wanted).run()
@@ -257,6 +253,7 @@ class _Errand:
     ) -> None:
         self.ref = ref
         self.checksum = sum_up
+        self.is_wanted: IsWanted = always
         self._reader = reader
         self._kind = kind
         self._plan = plan
@@ -269,7 +266,8 @@ class _Errand:
             reader._require_here(pull.into)
         halfway = partial(reader._faults.at, f"{self._kind}.middle") if reader._faults.on else None
         claim, alone = self.ref.claim_id, len(self.ref.shards) == 1
-        return [replace(p, home=reader._home(p.into), claim=claim, alone=alone, halfway=halfway) for p in pulls]
+        told = partial(replace, claim=claim, is_wanted=self.is_wanted, alone=alone, halfway=halfway)
+        return [told(pull, home=reader._home(pull.into)) for pull in pulls]
 
     def close(self) -> None:
         self._held.close()

@@ -25,11 +25,10 @@ from triptych.transfer.protocol.pulling import (
     StartCopy,
     Verify,
 )
-from triptych.transfer.pull import Copier, CopyAbandoned, Pull
+from triptych.transfer.pull import Copier, CopyAbandoned, IsWanted, Pull
 from triptych.transfer.quarantine import Quarantine
 
 GiveBack = Callable[[Endpoint, ClaimId], None]
-IsWanted = Callable[[], bool]
 
 
 class Errand(Protocol):

@@ -29,7 +29,7 @@ from triptych.transfer.cuda_events import has_completed, new_stream
 from triptych.transfer.leases import Claimed, LeaseTable
 from triptych.transfer.local import LocalMapping
 from triptych.transfer.mapping import poll_until
-from triptych.transfer.pull import Copier, CopyAbandoned, Pull, unit_runs
+from triptych.transfer.pull import Copier, CopyAbandoned, IsWanted, Pull, unit_runs
 from triptych.transfer.slab import Slab
 
 log = logging.getLogger(__name__)
@@ -54,8 +54,9 @@ class Prepared:
     packed: Packed
 
 
-# owner, claim, whether to pack, deadline (time.monotonic): where it is packed; None: where the claim says
-Prepare = Callable[[Endpoint, ClaimId, bool, float], Prepared | None]
+# owner, claim, whether to pack, deadline (time.monotonic), whether it is still wanted, else Cancelled is raised:
+# where it is packed; None: where the claim says
+Prepare = Callable[[Endpoint, ClaimId, bool, float, IsWanted], Prepared | None]
 
 
 def words_offset(num_units: int, unit_bytes: int) -> int:
