@@ -28,8 +28,16 @@ _BACKLOG = 2048
 class RouterServer:
     """Started and stopped from any thread; requests run on an event loop in its own."""
 
-    def __init__(self, settings: Settings, card: ModelCard, workers: Sequence[KnownWorker] = ()) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        card: ModelCard,
+        workers: Sequence[KnownWorker] = (),
+        listener: socket.socket | None = None,
+    ) -> None:
+        """listener: bound already, and owned by this from now on; None: one is made, as the settings say"""
         self.settings = settings
+        self._listener = listener
         self._card = card
         self._workers = list(workers)
         self._thread: threading.Thread | None = None
@@ -41,7 +49,7 @@ class RouterServer:
 
     def start(self) -> int:
         """The port it listens on. Raises ConfigError where it cannot listen, and what else keeps it from starting."""
-        listener = _listen(self.settings.router.host, self.settings.router.port)
+        listener = self._listener or _listen(self.settings.router.host, self.settings.router.port)
         self._thread = threading.Thread(target=self._serve, args=(listener,), name="router", daemon=True)
         self._thread.start()
         if not self._ready.wait(START_SECONDS):
@@ -56,6 +64,11 @@ class RouterServer:
         self._workers = [KnownWorker(each.worker_id, each.endpoint, each.roles) for each in workers]
         if self._loop is not None and self._router is not None:
             self._loop.call_soon_threadsafe(self._router.fleet.update, self._workers)
+
+    def worker_states(self) -> dict[str, str]:
+        """What each worker is to this router."""
+        router = self._router
+        return {link.worker_id: str(link.state) for link in router.fleet.links} if router is not None else {}
 
     def stop(self) -> None:
         """Takes no new requests, lets those in flight finish for a few seconds, then ends them."""

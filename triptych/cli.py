@@ -55,6 +55,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--encoders", type=int, help="encoder workers (default: 1)")
     parser.add_argument("--prefills", type=int, help="prefill workers (default: 1)")
     parser.add_argument("--decodes", type=int, help="decode workers (default: 1)")
+    parser.add_argument("--routers", type=int, help="router processes behind the port (default: 1)")
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one (default: 8000)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"))
@@ -66,6 +67,23 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="CIDR",
         help="non-public network that image URLs may point to, e.g. 127.0.0.0/8; may be repeated",
+    )
+    parser.add_argument(
+        "--allow-media-host",
+        action="append",
+        metavar="HOST",
+        help="the only hosts that images are fetched from: example.com, or .example.com for all below; may be repeated",
+    )
+    parser.add_argument(
+        "--media-root",
+        action="append",
+        metavar="FOLDER",
+        help="folder below which file:// URLs are read (default: none is); may be repeated",
+    )
+    parser.add_argument(
+        "--media-proxy",
+        metavar="URL",
+        help="http://host:port, by which images are fetched; it must keep clients out of the inner network itself",
     )
 
 

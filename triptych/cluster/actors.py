@@ -1,13 +1,12 @@
-"""The Ray actors: a worker process with its roles, and a router process.
+"""The Ray actor: a worker process with its roles.
 
-Their modules are loaded by name inside the actor. The process that starts the cluster needs the classes but not what
-they run, so it stays free of torch and starts fast; and the router's process never sees torch at all.
+Its modules are loaded by name inside the actor. The process that starts the cluster needs the class but not what it
+runs, so it stays free of torch and starts fast.
 """
 
 import importlib
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,35 +49,6 @@ class WorkerActor:
 
     def stop(self) -> None:
         self._host.stop()
-
-
-class RouterActor:
-    """One router. After a restart it has the same port and learns its workers from the supervisor's next push."""
-
-    def __init__(self, settings: Settings) -> None:
-        _log_to_stderr(settings)
-        server_module: Any = importlib.import_module("triptych.router.server")
-        card_module: Any = importlib.import_module("triptych.models.card")
-        serve, precision = settings.serve, settings.language.precision
-        card = card_module.load_card(serve.model, serve.dtype, load_format=serve.load_format, precision=precision)
-        self._server = server_module.RouterServer(settings, card)
-        self._port: int = self._server.start()
-
-    def port(self) -> int:
-        return self._port
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def update(self, workers: Sequence[WorkerAddress]) -> None:
-        self._server.update(workers)
-
-    def modules(self) -> list[str]:
-        """Top-level packages loaded in the router's process; a test looks for torch."""
-        return sorted({name.partition(".")[0] for name in sys.modules})
-
-    def stop(self) -> None:
-        self._server.stop()
 
 
 def _device_share() -> float:

@@ -57,13 +57,16 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
     flags = {f"serve.{name}": given.get(name) for name in _SERVE_FLAGS}
     flags |= {"router.host": given.get("host"), "router.port": given.get("port")}
     flags["router.allow_media_cidrs"] = given.get("allow_media_cidr")
+    flags["router.allow_media_hosts"] = given.get("allow_media_host")
+    flags["router.media_roots"] = given.get("media_root")
+    flags["router.media_proxy"] = given.get("media_proxy")
     return load_settings(given.get("config"), flags=flags)
 
 
 _LOOK_SECONDS = 0.5
 
 _SERVE_FLAGS = (
-    *("model", "served_name", "topology", "encoders", "prefills", "decodes"),
+    *("model", "served_name", "topology", "encoders", "prefills", "decodes", "routers"),
     *("device", "dtype", "load_format"),
 )
 

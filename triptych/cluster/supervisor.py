@@ -6,13 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import httpx
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from triptych.cluster.actors import RouterActor, WorkerActor, WorkerAddress
+from triptych.cluster.actors import WorkerActor, WorkerAddress
 from triptych.cluster.ahead import CompilingAhead
-from triptych.cluster.ports import with_port
+from triptych.cluster.routers import RouterProcesses
 from triptych.cluster.runtime import RayRuntime
 from triptych.config import TOPOLOGIES, Settings
 from triptych.errors import ClusterError, ConfigError
@@ -25,6 +24,7 @@ Progress = Callable[[str], None]
 _START_SECONDS = 600.0
 _READY_SECONDS = 60.0
 _POLL_SECONDS = 0.25
+_SHORT_SECONDS = 0.05
 _CALL_SECONDS = 5.0
 _STOP_SECONDS = 5.0
 _LOST_SECONDS = 15.0  # at the least; a call into a Ray that is gone may take its time, too
@@ -49,7 +49,7 @@ def plan_workers(settings: Settings) -> list[tuple[str, frozenset[Role]]]:
 
 
 class Supervisor:
-    """A running cluster. `start` returns when a router answers and every worker is ready; `stop` is idempotent."""
+    """A running cluster. `start` returns when all routers answer and know every worker; `stop` is idempotent."""
 
     def __init__(self, settings: Settings, progress: Progress = log.info, show_logs: bool = False) -> None:
         """show_logs: print what workers and router log, as a person at a terminal wants it"""
@@ -59,7 +59,7 @@ class Supervisor:
         self._runtime: RayRuntime | None = None
         self._ahead: CompilingAhead | None = None
         self._workers: dict[str, Any] = {}  # worker id -> actor handle
-        self._router: Any = None
+        self._routers: RouterProcesses | None = None
         self._addresses: dict[str, WorkerAddress] = {}
         self._done = threading.Event()
         self.lost = threading.Event()  # Ray itself has gone, and our actors with it
@@ -67,15 +67,18 @@ class Supervisor:
         self.port = 0
 
     def start(self) -> int:
-        """The router's port. Raises ConfigError or ClusterError with the first worker's reason, after cleaning up."""
-        self._settings = with_port(self._settings)
+        """The routers' port. Raises ConfigError or ClusterError with the first worker's reason, after cleaning up."""
         try:
+            # First, since what they load can be loaded while Ray starts.
+            self._routers = RouterProcesses(self._settings, self._progress, self._show_logs)
+            self.port = self._routers.port
+            self._routers.start()
             planned = plan_workers(self._settings)
             self._ahead = CompilingAhead(self._settings, frozenset().union(*(roles for _, roles in planned)))
             if len(self._ahead):
                 self._progress("compiling kernels that no cache has, beside what follows")
             self._progress("looking for Ray")
-            self._runtime = RayRuntime(self._settings.serve.ray, self._show_logs, num_actors=len(planned) + 1)
+            self._runtime = RayRuntime(self._settings.serve.ray, self._show_logs, num_actors=len(planned))
             where = "started for this server alone" if self._runtime.started_here else "joined, it was running already"
             self._progress(f"Ray {where}")
             self._create_actors(loopback=self._runtime.started_here)
@@ -91,16 +94,17 @@ class Supervisor:
     def addresses(self) -> Sequence[WorkerAddress]:
         return list(self._addresses.values())
 
-    def router_pid(self) -> int:
-        pid: int = ray.get(self._router.pid.remote(), timeout=_START_SECONDS)
-        return pid
+    def router_pids(self) -> list[int]:
+        """Once all of them are there."""
+        return self._routers.pids(_READY_SECONDS) if self._routers is not None else []
 
-    def router_modules(self) -> list[str]:
-        modules: list[str] = ray.get(self._router.modules.remote(), timeout=_CALL_SECONDS)
-        return modules
+    def router_modules(self) -> set[str]:
+        """Top-level packages that are loaded in any router."""
+        answers = self._routers.ask("modules", _CALL_SECONDS) if self._routers is not None else []
+        return {name for answer in answers for name in answer or ()}
 
     def stop(self) -> None:
-        """End the router, then the workers, then Ray if it was started here."""
+        """End the routers, then the workers, then Ray if it was started here."""
         if self._done.is_set():
             return
         self._done.set()
@@ -108,7 +112,9 @@ class Supervisor:
             self._ahead.stop()
         if self._watcher.is_alive():
             self._watcher.join(timeout=_STOP_SECONDS)
-        actors = ([self._router] if self._router is not None else []) + list(self._workers.values())
+        if self._routers is not None:
+            self._routers.stop()
+        actors = list(self._workers.values())
         stopping = [actor.stop.remote() for actor in actors]
         if stopping:
             ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECONDS)
@@ -124,8 +130,6 @@ class Supervisor:
         worker_class = ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=-1, max_concurrency=4)(WorkerActor)
         for worker_id, roles in plan_workers(settings):
             self._workers[worker_id] = worker_class.remote(worker_id, sorted(roles), settings, loopback)
-        router_class = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4)(RouterActor)
-        self._router = router_class.remote(settings)
 
     def _gpus_per_worker(self) -> float:
         """An equal share of the GPUs Ray has, so that workers fit however few there are; 0 without GPUs."""
@@ -138,21 +142,24 @@ class Supervisor:
         return float(int(share)) if share >= 1 else int(share * 1000) / 1000
 
     def _wait_started(self) -> None:
-        """Until every actor's constructor has finished; tells which are still loading."""
+        """Until every actor's constructor has finished, and every router listens; tells which are still loading."""
         calls = {worker_id: actor.address.remote() for worker_id, actor in self._workers.items()}
-        port_call = self._router.port.remote()
         began, told = time.monotonic(), 0.0
-        waiting = {**calls, "router": port_call}
-        while waiting:
-            ready, _ = ray.wait(list(waiting.values()), timeout=0.5)
-            for name in [name for name, call in waiting.items() if call in ready]:
-                self._take_ready(name, waiting.pop(name))
+        while True:
+            ready, _ = ray.wait(list(calls.values()), timeout=_POLL_SECONDS) if calls else ([], [])
+            for name in [name for name, call in calls.items() if call in ready]:
+                self._take_ready(name, calls.pop(name))
+            waiting = [*calls, *(self._routers.unready() if self._routers is not None else [])]
+            if not waiting:
+                break
             elapsed = time.monotonic() - began
-            if waiting and elapsed - told >= _NEWS_SECONDS:
+            if elapsed - told >= _NEWS_SECONDS:
                 told = elapsed
                 self._progress(f"loading {', '.join(waiting)} ({elapsed:.0f} s)")
             if elapsed > _START_SECONDS:
                 raise ClusterError(f"{', '.join(waiting)} did not start within {_START_SECONDS:.0f} s")
+            if not calls:
+                time.sleep(_SHORT_SECONDS)
         self._push()
 
     def _take_ready(self, name: str, call: Any) -> None:
@@ -161,33 +168,16 @@ class Supervisor:
         except RayActorError as error:
             reason = _reason(error).removeprefix("triptych.errors.ConfigError: ")
             raise ConfigError(f"{name} could not start: {reason}") from error
-        if name == "router":
-            self.port = value
-        else:
-            self._addresses[name] = value
+        self._addresses[name] = value
         self._progress(f"{name} ready")
 
     def _wait_ready(self) -> None:
-        """Until the router, too, has found every worker ready."""
+        """Until the routers, too, have found every worker ready."""
         deadline = time.monotonic() + _READY_SECONDS
-        while waiting := self._unready():
+        while self._routers is not None and (waiting := self._routers.missing(list(self._workers))):
             if time.monotonic() > deadline:
                 raise ClusterError(f"the router cannot reach {', '.join(sorted(waiting))}")
-            time.sleep(0.05)
-
-    def _unready(self) -> set[str]:
-        """Workers that the router, asked by HTTP as a client would, does not call ready."""
-        router = self._settings.router
-        host = "127.0.0.1" if router.host in ("0.0.0.0", "") else router.host
-        headers = {"Authorization": f"Bearer {router.api_key}"} if router.api_key else {}
-        url = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
-        try:
-            reply = httpx.get(f"{url}/v1/cluster", headers=headers, timeout=_CALL_SECONDS, trust_env=False)
-            workers = reply.raise_for_status().json()["workers"]
-        except httpx.HTTPError as error:
-            log.debug("the router does not answer yet: %s", error)
-            return set(self._workers)
-        return set(self._workers) - {worker["worker_id"] for worker in workers if worker["state"] == "ready"}
+            time.sleep(_SHORT_SECONDS)
 
     def _watch(self) -> None:
         """Notice restarts (a new incarnation), and keep every router's list current."""
@@ -224,7 +214,8 @@ class Supervisor:
         self._addresses = alive
 
     def _push(self) -> None:
-        ray.get(self._router.update.remote(list(self._addresses.values())), timeout=_CALL_SECONDS)
+        if self._routers is not None:
+            self._routers.update(list(self._addresses.values()))
 
 
 def _reason(error: BaseException) -> str:

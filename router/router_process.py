@@ -1,0 +1,132 @@
+"""`python -m triptych.router.router_process`: one router of a server, told everything by the process that started it.
+
+It inherits two sockets: the one that all routers of the server accept on, and one end of a pair whose other end the
+supervisor holds. On that pair it reads its settings and who the workers are, and it ends when the pair does: so it
+outlives its supervisor by no more than the answers that are being written, however the supervisor ends.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from prometheus_client import values
+
+from triptych.config import Settings, load_settings
+from triptych.errors import TriptychError
+from triptych.journey import Endpoint, Role
+from triptych.json_lines import JsonLines
+from triptych.metrics import FOLDER_VARIABLE
+from triptych.models.card import load_card
+from triptych.router.link import KnownWorker
+from triptych.router.server import DRAIN_SECONDS, RouterServer
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_END_SECONDS = 2.0 * DRAIN_SECONDS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m triptych.router.router_process", description=__doc__)
+    parser.add_argument("--listener", type=int, required=True, help="descriptor of the socket to accept on")
+    parser.add_argument("--control", type=int, required=True, help="descriptor of the supervisor's socket")
+    options = parser.parse_args(arguments)
+    control = JsonLines(socket.socket(fileno=options.control))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: control.hang_up())
+    task = control.receive()
+    if task is None:
+        return 0
+    try:
+        server = _start(task, socket.socket(fileno=options.listener))
+        control.send({"ready": True})
+    except TriptychError as error:
+        control.send({"failed": str(error)})
+        return 1
+    except BrokenPipeError:
+        return 0
+    threading.Thread(target=_tell_end, args=(server, control), daemon=True).start()
+    _obey(control, server)
+    last = threading.Timer(_LONGEST_END_SECONDS, os._exit, (1,))
+    last.daemon = True
+    last.start()
+    server.stop()
+    return 0
+
+
+def share_of(settings: Settings, count: int) -> Settings:
+    """What one of so many equal routers may use of what the settings give to the server."""
+    if count == 1:
+        return settings
+    router = settings.router
+    shared = {name: max(1, getattr(router, name) // count) for name in _DIVIDED}
+    return replace(settings, router=replace(router, **shared))
+
+
+_DIVIDED = ("media_budget_bytes",)
+
+
+def _start(task: Mapping[str, Any], listener: socket.socket) -> RouterServer:
+    settings = share_of(load_settings(environment={}, flags=task["settings"]), task["count"])
+    logging.basicConfig(
+        level=settings.router.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s", force=True
+    )
+    if task["metrics_folder"]:
+        _count_in(task["metrics_folder"], task["index"])
+    serve, precision = settings.serve, settings.language.precision
+    card = load_card(serve.model, serve.dtype, load_format=serve.load_format, precision=precision)
+    server = RouterServer(settings, card, listener=listener)
+    server.start()
+    return server
+
+
+def _count_in(folder: str, index: int) -> None:
+    """Every router counts in files of its own there, and any of them tells the sums.
+
+    They go by its place among the routers: whoever takes the place of one that died goes on counting where it was, so
+    that no counter falls.
+    """
+    os.environ[FOLDER_VARIABLE] = folder
+    values.ValueClass = values.MultiProcessValue(lambda: index)
+
+
+def _obey(control: JsonLines, server: RouterServer) -> None:
+    """Until the supervisor is gone, or wants this to end."""
+    while (message := control.receive()) is not None:
+        if "workers" in message:
+            server.update([_worker(entry) for entry in message["workers"]])
+        elif "ask" in message:
+            answer = _ANSWERS[message["ask"]](server)
+            try:
+                control.send({"answer": message["ask"], "value": answer})
+            except OSError:
+                return
+
+
+def _modules(server: RouterServer) -> list[str]:
+    """Top-level packages that are loaded; a test looks for torch."""
+    return sorted({name.partition(".")[0] for name in sys.modules})
+
+
+_ANSWERS = {"modules": _modules, "workers": RouterServer.worker_states}
+
+
+def _worker(entry: Mapping[str, Any]) -> KnownWorker:
+    endpoint = Endpoint(entry["address"], entry["incarnation"])
+    return KnownWorker(entry["worker_id"], endpoint, frozenset(Role(role) for role in entry["roles"]))
+
+
+def _tell_end(server: RouterServer, control: JsonLines) -> None:
+    """A router whose server has ended for a reason of its own is of no use: another takes its place."""
+    server.wait()
+    control.hang_up()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

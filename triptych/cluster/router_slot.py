@@ -1,0 +1,150 @@
+"""One router's place among those of a server: the process that is in it now, and the next where that one dies."""
+
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from prometheus_client.multiprocess import mark_process_dead
+
+from triptych.errors import ConfigError
+from triptych.json_lines import JsonLines
+
+log = logging.getLogger(__name__)
+
+_LONG_SECONDS = 30.0  # a router that lived so long has not died of what it was started with
+_FIRST_WAIT_SECONDS = 0.25
+_LONGEST_WAIT_SECONDS = 15.0
+
+
+class RouterSlot:
+    """Not for several threads at once."""
+
+    def __init__(
+        self,
+        index: int,
+        task: Mapping[str, Any],
+        listener: socket.socket,
+        progress: Callable[[str], None],
+        show_logs: bool,
+    ) -> None:
+        """task: what a router is told first"""
+        self.name = f"router-{index}" if task["count"] > 1 else "router"
+        self.is_ready = False
+        self.answers: dict[str, Any] = {}  # to what it was asked since it is here
+        self._task = task
+        self._listener = listener
+        self._progress = progress
+        self._show_logs = show_logs
+        self._workers: Sequence[Mapping[str, Any]] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lines: JsonLines | None = None
+        self._started_at = 0.0
+        self._begins_at = 0.0  # the next one, where there is none
+        self._early_deaths = 0
+        self._failure = ""
+        self._ending = False
+
+    @property
+    def pid(self) -> int:
+        """0 where none is there."""
+        return self._process.pid if self._process is not None else 0
+
+    def start(self) -> None:
+        """A fresh interpreter: what this process has loaded is nothing that a router wants."""
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "triptych.router.router_process"]
+        command += ["--listener", str(self._listener.fileno()), "--control", str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=(self._listener.fileno(), theirs.fileno()),
+                stdin=subprocess.DEVNULL,
+                stdout=None if self._show_logs else subprocess.DEVNULL,
+                stderr=None if self._show_logs else subprocess.DEVNULL,
+                start_new_session=True,  # a terminal's Ctrl-C is the supervisor's, who ends things in order
+            )
+        self._lines = JsonLines(ours)
+        self._started_at = time.monotonic()
+        self._send(self._task)
+        self._send({"workers": self._workers})
+
+    def look(self) -> None:
+        """Takes what the router has told; starts another, at its time, where it has died."""
+        if self._lines is not None:
+            for message in self._lines.waiting():
+                self._take(message)
+        if self._process is not None and self._process.poll() is not None:
+            self._bury(self._process.returncode)
+        if self._process is None and not self._ending and time.monotonic() >= self._begins_at:
+            self.start()
+
+    def check(self) -> None:
+        """Raises ConfigError for a router that could not start."""
+        if self._failure:
+            raise ConfigError(f"{self.name} could not start: {self._failure}")
+
+    def tell_workers(self, workers: Sequence[Mapping[str, Any]]) -> None:
+        self._workers = workers
+        self._send({"workers": workers})
+
+    def ask(self, what: str) -> None:
+        """The answer is among `answers` some `look` later."""
+        self.answers.pop(what, None)
+        self._send({"ask": what})
+
+    def end(self) -> None:
+        """Asks it to finish what it has, and to end."""
+        self._ending = True
+        if self._process is not None:
+            self._process.terminate()
+
+    def wait(self, deadline: float) -> None:
+        """Until it has ended, by force from then on."""
+        if self._process is not None:
+            try:
+                self._process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        self._hang_up()
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "ready" in message:
+            self.is_ready, self._failure = True, ""
+            self._progress(f"{self.name} ready")
+        elif "failed" in message:
+            self._failure = message["failed"]
+        elif "answer" in message:
+            self.answers[message["answer"]] = message["value"]
+
+    def _bury(self, status: int) -> None:
+        now = time.monotonic()
+        self._early_deaths = 0 if now - self._started_at > _LONG_SECONDS else self._early_deaths + 1
+        waits = _FIRST_WAIT_SECONDS * 2.0 ** min(self._early_deaths - 1, 10) if self._early_deaths else 0.0
+        self._begins_at = now + min(waits, _LONGEST_WAIT_SECONDS)
+        if not self.is_ready and not self._failure:
+            self._failure = f"its process ended with status {status}"
+        if not self._ending:
+            self._progress(f"{self.name} is down ({self._failure or f'status {status}'}); another takes its place")
+        self.is_ready = False
+        self.answers.clear()
+        self._process = None
+        self._hang_up()
+        if self._task["metrics_folder"]:
+            mark_process_dead(self._task["index"], self._task["metrics_folder"])
+
+    def _hang_up(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        if self._lines is not None:
+            with contextlib.suppress(OSError):  # it has died; the next `look` sees it
+                self._lines.send(dict(message))

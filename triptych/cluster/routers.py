@@ -1,0 +1,147 @@
+"""The router processes of one server: equal ones behind one port.
+
+They accept on one socket, which this process holds as well and never accepts on. A client that waits for its turn when
+a router dies is taken by the others, or by the one that takes its place.
+"""
+
+import contextlib
+import logging
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from triptych.cluster.actors import WorkerAddress
+from triptych.cluster.ports import bound
+from triptych.cluster.router_slot import RouterSlot
+from triptych.config import Settings, settings_as_values
+from triptych.errors import ClusterError
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.02
+_WATCH_SECONDS = 0.1
+_STOP_SECONDS = 12.0  # longer than a router takes for the answers that are being written
+
+
+class RouterProcesses:
+    """From `start` to `stop` as many routers as the settings ask for: one that dies is replaced.
+
+    All methods may be called from any thread.
+    """
+
+    def __init__(self, settings: Settings, progress: Callable[[str], None], show_logs: bool = False) -> None:
+        """show_logs: let what they log go where this process's does. Raises ConfigError where the port is taken."""
+        self._settings = settings
+        self._listener = bound(settings.router.host, settings.router.port)
+        self.port: int = self._listener.getsockname()[1]
+        self._metrics_folder = tempfile.mkdtemp(prefix="triptych-routers-") if settings.serve.routers > 1 else ""
+        self._lock = threading.RLock()
+        self._done = threading.Event()
+        # Not the supervisor's watcher: that one waits for Ray, at times for seconds.
+        self._watcher = threading.Thread(target=self._watch, name="routers", daemon=True)
+        self._workers: list[dict[str, Any]] = []
+        self._slots = [
+            RouterSlot(index, self._task(index), self._listener, progress, show_logs)
+            for index in range(settings.serve.routers)
+        ]
+
+    def start(self) -> None:
+        """Returns at once; `unready` tells how far they are."""
+        with self._lock:
+            for slot in self._slots:
+                slot.start()
+        self._watcher.start()
+
+    def update(self, workers: Sequence[WorkerAddress]) -> None:
+        told = [_told(worker) for worker in workers]
+        with self._lock:
+            if told == self._workers:
+                return
+            self._workers = told
+            for slot in self._slots:
+                slot.tell_workers(told)
+
+    def unready(self) -> list[str]:
+        """The routers that cannot answer yet. Raises ConfigError where one cannot start at all."""
+        with self._lock:
+            for slot in self._slots:
+                slot.look()
+                slot.check()
+            return [slot.name for slot in self._slots if not slot.is_ready]
+
+    def missing(self, worker_ids: Sequence[str]) -> set[str]:
+        """The workers that some router does not call ready."""
+        wanted = set(worker_ids)
+        states = self.ask("workers", seconds=1.0)
+        return {
+            worker_id
+            for known in states
+            for worker_id in wanted
+            if not isinstance(known, Mapping) or known.get(worker_id) != "ready"
+        }
+
+    def ask(self, what: str, seconds: float) -> list[Any]:
+        """What every router answers; None for one that does not within so long."""
+        deadline = time.monotonic() + seconds
+        with self._lock:
+            for slot in self._slots:
+                slot.ask(what)
+        while time.monotonic() < deadline:
+            self._look()
+            if all(what in slot.answers for slot in self._slots):
+                break
+            time.sleep(_LOOK_SECONDS)
+        return [slot.answers.get(what) for slot in self._slots]
+
+    def pids(self, seconds: float) -> list[int]:
+        """Of the routers, once all are ready. Raises ClusterError where that takes longer."""
+        deadline = time.monotonic() + seconds
+        while waiting := self.unready():
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{', '.join(waiting)} did not start within {seconds:.0f} s")
+            time.sleep(_LOOK_SECONDS)
+        return [slot.pid for slot in self._slots]
+
+    def stop(self) -> None:
+        """Lets them finish what they have for a few seconds; stopping again does nothing."""
+        self._done.set()
+        with self._lock:
+            self._listener.close()
+            for slot in self._slots:
+                slot.end()
+            deadline = time.monotonic() + _STOP_SECONDS
+            for slot in self._slots:
+                slot.wait(deadline)
+        if self._metrics_folder:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(self._metrics_folder)
+
+    def _watch(self) -> None:
+        while not self._done.wait(_WATCH_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        """What they have told; and a new one wherever one has died."""
+        with self._lock:
+            for slot in self._slots:
+                slot.look()
+
+    def _task(self, index: int) -> dict[str, Any]:
+        return {
+            "settings": settings_as_values(self._settings),
+            "index": index,
+            "count": self._settings.serve.routers,
+            "metrics_folder": self._metrics_folder,
+        }
+
+
+def _told(worker: WorkerAddress) -> dict[str, Any]:
+    return {
+        "worker_id": worker.worker_id,
+        "address": worker.endpoint.address,
+        "incarnation": worker.endpoint.incarnation,
+        "roles": sorted(worker.roles),
+    }

@@ -1,0 +1,63 @@
+"""Short messages between two processes of one machine: JSON objects, one a line, over a socket."""
+
+import json
+import select
+import socket
+from typing import Any
+
+_READ_BYTES = 1 << 16
+_SEND_SECONDS = 2.0
+
+
+class JsonLines:
+    """One end. At most one thread receives, at most one sends."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._unread = b""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Raises OSError for an end that is gone, or does not read for seconds."""
+        self._end.settimeout(_SEND_SECONDS)
+        self._end.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next message; None once the other end is gone."""
+        while b"\n" not in self._unread:
+            select.select([self._end], [], [])
+            if not self._read():
+                return None
+        return self._next()
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """The messages that are there already; at the end of them an empty list, for ever."""
+        while select.select([self._end], [], [], 0)[0] and self._read():
+            pass
+        messages = []
+        while b"\n" in self._unread:
+            messages.append(self._next())
+        return messages
+
+    def hang_up(self) -> None:
+        """From any thread: both ends see the end of all messages."""
+        try:
+            self._end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other end was first
+
+    def close(self) -> None:
+        self._end.close()
+
+    def _read(self) -> bool:
+        """Whether anything came."""
+        try:
+            piece = self._end.recv(_READ_BYTES)
+        except OSError:
+            return False
+        self._unread += piece
+        return bool(piece)
+
+    def _next(self) -> dict[str, Any]:
+        line, _, self._unread = self._unread.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
