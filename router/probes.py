@@ -38,7 +38,8 @@ def add_probes(app: FastAPI, router: Router) -> None:
         """The server's version"""
         return {"version": version("triptych")}
 
-    @app.api_route("/metrics", methods=["GET", "HEAD"], response_model=None)
+    @app.head("/metrics", response_model=None, include_in_schema=False)
+    @app.get("/metrics", response_model=None)
     async def metrics() -> Response:
         """Prometheus text"""
         return Response(router.expose_metrics(), media_type=CONTENT_TYPE_LATEST)

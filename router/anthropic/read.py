@@ -93,7 +93,7 @@ def _tool_rules(value: Any, has_tools: bool) -> ToolRules:
         raise InvalidRequest(f"tool_choice.name is {kind_of(name)}, expected a string", param="tool_choice.name")
     return ToolRules(
         _CHOICES[kind],
-        name if kind == "tool" else "",
+        str(name) if kind == "tool" else "",
         parallel=choice.get("disable_parallel_tool_use") is not True,
         param="tool_choice.name",
     )

@@ -63,7 +63,7 @@ ITEM_FIELDS: Mapping[str, str] = {
     "tools[].parameters": "JSON schema of the arguments",
     "tools[].strict": "arguments keep to the schema",
     "text.format": "`text`, `json_object`, or `json_schema` with name, schema and strict",
-    "text.verbosity": "ignored",
+    "text.verbosity": "ignored: answers are as long as they are",
 }
 
 

@@ -8,8 +8,9 @@ import httpx
 import openai
 import pytest
 
-from tests.router.serving import Served, serving, tiers
+from tests.router.serving import Served, serving, tiers, until
 from tests.router.test_http import error_of
+from triptych.errors import InvalidRequest
 from triptych.models.card import ModelCard
 
 pytestmark = pytest.mark.anyio
@@ -206,3 +207,26 @@ async def test_openais_client_reads_all_of_it(served: Served) -> None:
         stream = await client.completions.create(model="tiny_vl", prompt="hello", max_tokens=4, stream=True)
         text = "".join([chunk.choices[0].text async for chunk in stream])
         assert text == whole.choices[0].text
+
+
+async def test_a_client_that_leaves_ends_all_its_prompts(card: ModelCard) -> None:
+    workers = tiers(card, "e", "p", "d")
+    workers[-1].token_pause_seconds = 0.02
+    async with serving(card, workers) as served:
+        asked = {"model": "tiny_vl", "prompt": ["hello", "you", "there"], "max_tokens": 400, "stream": True}
+        async with served.client.stream("POST", PATH, json=asked) as response:
+            await anext(response.aiter_text())
+            assert served.router.running == 3
+        await until(lambda: served.router.running == 0)
+        assert workers[-1].log.count("cancel") >= 3
+
+
+async def test_a_failure_of_one_prompt_ends_the_stream_as_a_failure(card: ModelCard) -> None:
+    workers = tiers(card, "e", "p", "d")
+    workers[-1].fail_decode_at = {position: InvalidRequest("no further") for position in range(2, 9)}
+    async with serving(card, workers) as served:
+        response = await ask(served, ["hello", "a longer prompt"], max_tokens=8, stream=True)
+        last = response.text.removesuffix("\n\n").split("\n\n")[-1]
+        assert last.startswith("event: error\ndata: {")
+        assert "[DONE]" not in response.text
+        await until(lambda: served.router.running == 0)
