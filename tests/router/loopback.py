@@ -5,7 +5,7 @@ Tests steer it by its attributes: what it fails with, what it waits for; and rea
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,7 @@ class LoopbackWorker:
     free_blocks: int = 1000
     queued_tokens: int = 0
     finish_at: int = 1 << 30  # position at which sequences end by themselves
+    says: Sequence[int] = ()  # these tokens, then the end; prefill and decode must agree
     token_pause_seconds: float = 0.0
     fail_encode: list[TriptychError] = field(default_factory=list)  # one per Encode call
     fail_item: dict[int, TriptychError] = field(default_factory=dict)

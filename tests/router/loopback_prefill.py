@@ -108,5 +108,7 @@ def _windows(items: Sequence[Item], size: int) -> list[tuple[Sequence[Item], boo
 
 
 def token_of(worker: "LoopbackWorker", choice: int, position: int, max_tokens: int) -> Token:
-    finish = "stop" if position == worker.finish_at else "length" if position == max_tokens - 1 else ""
-    return Token(token_id(choice, position), -0.25, choice, position, finish)
+    finish_at = len(worker.says) if worker.says else worker.finish_at
+    finish = "stop" if position == finish_at else "length" if position == max_tokens - 1 else ""
+    id_ = worker.says[position] if position < len(worker.says) else token_id(choice, position)
+    return Token(id_, -0.25, choice, position, finish)

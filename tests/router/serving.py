@@ -20,6 +20,7 @@ from triptych.journey import Role
 from triptych.models.card import ModelCard
 from triptych.router.app import build_app
 from triptych.router.connection import Connection
+from triptych.router.prompt import PromptBuilder
 from triptych.router.router import Router
 
 PICTURES = Path(__file__).parent.parent / "data"
@@ -80,6 +81,14 @@ def tiers(card: ModelCard, *roles: str) -> list[LoopbackWorker]:
         LoopbackWorker(f"{letters}-{index}", frozenset(by_letter[letter] for letter in letters), card.fingerprint)
         for index, letters in enumerate(roles)
     ]
+
+
+def say(workers: Sequence[LoopbackWorker], card: ModelCard, text: str) -> Sequence[LoopbackWorker]:
+    """The workers, which from now on answer everything with this text."""
+    ids = PromptBuilder(card).encode_text(text)
+    for worker in workers:
+        worker.says = ids
+    return workers
 
 
 @asynccontextmanager
