@@ -13,6 +13,7 @@ import torch
 from triptych.config import MIB, Settings
 from triptych.engine.loop import LanguageEngine
 from triptych.errors import ConfigError, InvalidRecord, TransferFailed, WorkerLost
+from triptych.grammar.compiler import compiler_of
 from triptych.journey import EmbeddingRef, Endpoint, KVRef, RequestId, Role
 from triptych.models.base import KVGeometry
 from triptych.models.card import ModelCard
@@ -142,6 +143,7 @@ class Language:
         self.slab = site.add_slab("kv", KV_ARENA, block_bytes, num_blocks, asked_by="language.kv_bytes")
         self.format = kv_format(self.model.kv, settings.block_size)
         self.layout = self.format.digest
+        self.grammars = compiler_of(site.card.folder, self.model.vocab_size, site.card.eos_token_ids)
         self.engine = LanguageEngine(
             self.model,
             self.slab,
@@ -149,6 +151,7 @@ class Language:
             on_fatal=die,
             fingerprint=site.card.fingerprint,
             max_item_rows=site.card.adapter.max_item_rows,
+            grammars=self.grammars,
         )
         self._owner = site.owner
         self._copy_seconds = site.settings.transfer.copy_timeout_seconds
@@ -209,6 +212,7 @@ class Language:
 
     def stop(self) -> None:
         self.engine.stop()
+        self.grammars.close()
         self._watch.stop()
         self.peers.close()
         self.reader.close()

@@ -17,7 +17,7 @@ from triptych.multimodal.layout import verify_layout
 from triptych.pb import common_pb2
 from triptych.pb import decode_pb2 as pb
 from triptych.pb.decode_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
-from triptych.sampling import MOST_BRANCHES
+from triptych.sampling import MOST_BRANCHES, Sampling
 from triptych.services.decode.streams import Entry, RouterStream
 from triptych.services.decode.worker import DecodeWorker
 from triptych.services.faulty import passed_on, passing
@@ -87,8 +87,10 @@ class DecodeService(DecodeServicer):
         key = work_key(start.envelope)
         try:
             await passing(self._faults, "decode.begin")
+            sampling = wire.sampling_from_pb(start.sampling)
+            self._worker.engine.expect(sampling)  # its grammar is compiled while the KV travels
             first = await self._take_over(key, requests)
-            job = _job(key, start, first)
+            job = _job(key, start, sampling, first)
             verify_layout(job.layout)
             began = time.perf_counter()
             await self._land(job)
@@ -157,7 +159,7 @@ def build_decode(site: Site, language: Language | None, server: grpc.aio.Server)
     return worker
 
 
-def _job(key: RequestId, start: pb.DecodeStart, first: tuple[Token, ...]) -> DecodeJob:
+def _job(key: RequestId, start: pb.DecodeStart, sampling: Sampling, first: tuple[Token, ...]) -> DecodeJob:
     _require_branches(start.branches)
     if len(first) != start.branches:
         raise InvalidRecord(f"{len(first)} first tokens came for {start.branches} branches")
@@ -165,7 +167,7 @@ def _job(key: RequestId, start: pb.DecodeStart, first: tuple[Token, ...]) -> Dec
         request_id=key,
         attempt=start.envelope.attempt,
         layout=wire.layout_from_pb(start.layout),
-        sampling=wire.sampling_from_pb(start.sampling),
+        sampling=sampling,
         branches=start.branches,
         choice=start.choice,
         generated=_tokens(start.generated),

@@ -38,7 +38,7 @@ class DecodeWorker(RoleWorker):
 
     def __init__(self, site: Site, language: Language) -> None:
         self._site, self._language = site, language
-        self._engine = language.engine
+        self.engine = language.engine
         self._block_size = site.settings.language.block_size
         self._pulls = PullPool("pull-kv", _PULL_THREADS)
         # One thread, so that reservations stay in order of arrival: a long prompt has many keys, which must hold up
@@ -84,7 +84,7 @@ class DecodeWorker(RoleWorker):
 
     def block_keys(self, layout: Layout, generated: tuple[int, ...], cache_salt: bytes) -> BlockKeys | None:
         """What `reserve` finds a prompt's beginning by. Takes a while for a long one; not for the event loop."""
-        return self._engine.block_keys(layout, generated, cache_salt)
+        return self.engine.block_keys(layout, generated, cache_salt)
 
     def reserve(
         self,
@@ -109,7 +109,7 @@ class DecodeWorker(RoleWorker):
         def granted(outcome: Reserved | TriptychError) -> None:
             seconds = deadline - time.monotonic()
             if isinstance(outcome, Reserved) and seconds <= 0:  # nobody waits any more, and no lease is that short
-                self._engine.cancel(key)
+                self.engine.cancel(key)
                 outcome = Overloaded(f"{outcome.num_blocks} KV blocks came free {-seconds:.3f} s after the deadline")
             if isinstance(outcome, TriptychError):
                 kind, reason = type(outcome), outcome.message
@@ -120,7 +120,7 @@ class DecodeWorker(RoleWorker):
                 self._hold(handover, seconds)
             on_done(outcome)
 
-        self._engine.reserve(key, attempt, prompt_tokens, max_tokens, branches, deadline, granted, keys, priority)
+        self.engine.reserve(key, attempt, prompt_tokens, max_tokens, branches, deadline, granted, keys, priority)
 
     def pull(self, key: RequestId, ref: KVRef) -> None:
         """Copy a chunk's blocks into the reserved ones; returns at once. Raises when it does not follow the last."""
@@ -166,7 +166,7 @@ class DecodeWorker(RoleWorker):
             raise ClaimExpired("the request was cancelled while its KV landed")
         self._site.faults.at("decode.start")
         handover.stream.finish(key, sum(1 for token in job.first if token.finish_reason))
-        self._engine.decode(job, handover.stream)
+        self.engine.decode(job, handover.stream)
         if handover.claim is not None:
             self._site.leases.release([handover.claim])
 
@@ -179,7 +179,7 @@ class DecodeWorker(RoleWorker):
                 del self._handovers[key]
         self._discard(key)
         if handover is None or started:
-            self._engine.cancel(key)
+            self.engine.cancel(key)
         if handover is not None:
             self._tell(handover, lambda takeover, now: takeover.cancelled(now))
             if started and handover.claim is not None:
@@ -188,14 +188,14 @@ class DecodeWorker(RoleWorker):
     def gauges(self) -> Mapping[str, float]:
         with self._lock:
             kv = {"kv_sent_tokens_total": self._sent_tokens, "kv_kept_tokens_total": self._cached_tokens}
-        return self._engine.snapshot() | kv
+        return self.engine.snapshot() | kv
 
     def idle(self) -> bool:
         with self._lock:
-            return not self._handovers and all(stream.idle for stream in self._streams.values()) and self._engine.idle()
+            return not self._handovers and all(stream.idle for stream in self._streams.values()) and self.engine.idle()
 
     def check(self) -> None:
-        self._engine.check()
+        self.engine.check()
 
     def stop(self) -> None:
         self._pulls.stop()
@@ -268,7 +268,7 @@ class DecodeWorker(RoleWorker):
                 del self._handovers[handover.key]
         handover.fail(ClaimExpired, "the request was cancelled while its KV landed")
         self._discard(handover.key)
-        self._engine.cancel(handover.key)
+        self.engine.cancel(handover.key)
         if handover.claim is not None:
             self._site.leases.release([handover.claim])
 
@@ -285,14 +285,14 @@ class DecodeWorker(RoleWorker):
     def _read(self, handover: Handover, ref: KVRef, keep_tokens: int) -> None:
         try:
             # A second guard: the engine itself may end a reservation, at its deadline or with all others.
-            blocks = self._engine.share_prompt_blocks(handover.key)
+            blocks = self.engine.share_prompt_blocks(handover.key)
         except BaseException:
             self._language.peers.release(ref.owner, ref.claim_id)
             raise
         try:
             self._language.read_blocks(ref, blocks, keep_tokens, lambda: handover.takeover.is_wanted)
         finally:
-            self._engine.release_blocks(blocks)
+            self.engine.release_blocks(blocks)
 
 
 def _gone() -> ClaimExpired:

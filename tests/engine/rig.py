@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.engine.sinks import PATIENCE_SECONDS, KVReady, Outcome, PromptSink, TokenSink
 from triptych.config import LanguageSettings
 from triptych.engine.loop import DecodeJob, LanguageEngine, PrefillJob
+from triptych.grammar.compiler import GrammarCompiler
 from triptych.journey import Layout, RequestId, Token, new_request_id
 from triptych.models.base import LanguageModel
 from triptych.sampling import Sampling
@@ -73,11 +74,22 @@ class Asked:
 class Pair:
     """A prefill and a decode engine, or one engine that is both; each with its own slab."""
 
-    def __init__(self, model: LanguageModel, split: bool, settings: LanguageSettings, max_item_rows: int = 0) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        split: bool,
+        settings: LanguageSettings,
+        max_item_rows: int = 0,
+        grammars: GrammarCompiler | None = None,
+    ) -> None:
         self.prefill_slab = _slab(model, settings)
         self.decode_slab = _slab(model, settings) if split else self.prefill_slab
-        self.prefill = LanguageEngine(model, self.prefill_slab, settings, max_item_rows=max_item_rows)
-        self.decode = LanguageEngine(model, self.decode_slab, settings) if split else self.prefill
+        self.prefill = LanguageEngine(
+            model, self.prefill_slab, settings, max_item_rows=max_item_rows, grammars=grammars
+        )
+        self.decode = self.prefill
+        if split:
+            self.decode = LanguageEngine(model, self.decode_slab, settings, grammars=grammars)
         self.sink = TokenSink()
 
     @property
@@ -180,9 +192,15 @@ class Pair:
 
 
 @contextmanager
-def running(model: LanguageModel, split: bool = True, max_item_rows: int = 0, **changes: Any) -> Iterator[Pair]:
+def running(
+    model: LanguageModel,
+    split: bool = True,
+    max_item_rows: int = 0,
+    grammars: GrammarCompiler | None = None,
+    **changes: Any,
+) -> Iterator[Pair]:
     """Engines that are started, and found idle at the end."""
-    pair = Pair(model, split, replace(SETTINGS, **changes), max_item_rows)
+    pair = Pair(model, split, replace(SETTINGS, **changes), max_item_rows, grammars)
     for engine in pair.engines:
         engine.start()
     try:

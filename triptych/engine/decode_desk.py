@@ -27,6 +27,7 @@ from triptych.errors import (
     Preempted,
     TriptychError,
 )
+from triptych.grammar.matcher import GrammarMatcher
 from triptych.journey import RequestId, Token
 
 STILL_HERE_SECONDS = 5.0  # between news of one that makes room; whoever waits for it gives up after some ten times that
@@ -95,9 +96,12 @@ class DecodeDesk:
             task.is_granted = True
             self._tell_granted(task)
 
-    def start(self, job: DecodeJob, sink: DecodeSink) -> Sequence[tuple[int, int]]:
+    def start(
+        self, job: DecodeJob, sink: DecodeSink, matchers: Sequence[GrammarMatcher] = ()
+    ) -> Sequence[tuple[int, int]]:
         """Decode in the reserved blocks; the block copies, (from, to), that must be made before the next step.
 
+        matchers: of the branches that go on, where there is a grammar
         Its prompt's KV has landed, and was verified: the full blocks of it go into the prefix cache.
         Raises ClaimExpired when the request has no reservation here, and another TriptychError for a job that does
         not fit it; then the reservation is gone.
@@ -113,6 +117,8 @@ class DecodeDesk:
             raise
         self._scheduler.prompt_landed(task.reservation)
         branches = _unfinished_branches(job)
+        for branch, matcher in zip(branches, matchers, strict=False):
+            branch.matcher = matcher
         if not branches:
             self._forget(job.request_id)
             return ()

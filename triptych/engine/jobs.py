@@ -53,6 +53,11 @@ class DecodeJob:
     first: tuple[Token, ...] = ()
     deadline: float = math.inf
 
+    @property
+    def stems(self) -> list[tuple[int, ...]]:
+        """What the branches that go on have said."""
+        return [(*self.generated, token.id) for token in self.first if not token.finish_reason]
+
 
 @dataclass(frozen=True, slots=True)
 class Reserved:

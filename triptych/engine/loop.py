@@ -21,14 +21,18 @@ from triptych.engine.landing import LandingMemory
 from triptych.engine.limits import limits_of
 from triptych.engine.mailbox import Mailbox, as_triptych
 from triptych.engine.prefill_desk import PrefillDesk
+from triptych.engine.reception import Reception
 from triptych.engine.runner import Runner
 from triptych.engine.scheduler import Scheduler
 from triptych.engine.sequence import Reservation
 from triptych.engine.stepper import Stepper, StepReport
 from triptych.engine.turns import Turns
 from triptych.errors import Cancelled, ClaimExpired, WorkerLost
+from triptych.grammar.compiler import GrammarCompiler
+from triptych.grammar.matcher import GrammarMatcher
 from triptych.journey import Layout, RequestId
 from triptych.models.base import LanguageModel
+from triptych.sampling import Sampling
 from triptych.transfer.slab import Slab
 
 __all__ = ["DecodeJob", "DecodeSink", "LanguageEngine", "PrefillJob", "PrefillSink", "StepReport"]
@@ -52,11 +56,13 @@ class LanguageEngine:
         on_fatal: Callable[[BaseException], None] | None = None,
         fingerprint: bytes = b"",
         max_item_rows: int = 0,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         """slab:     KV memory with one unit per block, stamped by the engine; None: memory of the engine's own
         on_fatal: called when the CUDA context is broken; then everything here ends with WorkerLost
         fingerprint:   of the model; KV of equal prompts is computed once, unless settings.prefix_cache says no
         max_item_rows: of the largest item that may come, which landing memory must take; 0: a whole context of rows
+        grammars: of the model's tokenizer; None: requests with a grammar are refused
         """
         self._runner = Runner(model, slab, settings)
         self._landing = LandingMemory(model.hidden_size, model.dtype, model.device, model.levels)
@@ -65,6 +71,7 @@ class LanguageEngine:
         self._scheduler = Scheduler(self.limits, self._runner.num_blocks)
         self._mailbox = Mailbox()
         self._lock = self._mailbox.lock
+        self._reception = Reception(self._mailbox, grammars)
         self._keyed_by = keyed_by = fingerprint if settings.prefix_cache else None
         self._prefills = PrefillDesk(self._scheduler, self._landing, model.vocab_size, self._mailbox.news, keyed_by)
         self._decodes = DecodeDesk(self._scheduler, model.vocab_size, self._mailbox.news)
@@ -97,7 +104,12 @@ class LanguageEngine:
         refusal = self._mailbox.close(WorkerLost("the language engine has been stopped"))
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join()
+        self._reception.close(refusal)
         self._turns.end_all(refusal)
+
+    def expect(self, sampling: Sampling) -> None:
+        """A request like this will come: its grammar is compiled meanwhile."""
+        self._reception.expect(sampling)
 
     # Prefill
 
@@ -108,7 +120,11 @@ class LanguageEngine:
         attempt ends an older one.
         """
         arrived = time.monotonic()
-        self._mailbox.post(lambda: self._prefills.take(job, sink, arrived), sink.failed)
+
+        def take(matchers: Sequence[GrammarMatcher]) -> None:
+            self._prefills.take(job, sink, arrived, matchers[0] if matchers else None)
+
+        self._reception.let_in(job.request_id, job.sampling, [job.generated], job.deadline, take, sink.failed)
 
     def landing(self, request_id: RequestId, item_index: int) -> Tensor:
         """[rows, width] to read an accepted prompt's item into; whoever writes may keep it though the request ends.
@@ -197,10 +213,11 @@ class LanguageEngine:
     def decode(self, job: DecodeJob, sink: DecodeSink) -> None:
         """Go on behind a prompt whose KV has landed in the request's reserved blocks."""
 
-        def start() -> None:
-            self._turns.copies += self._decodes.start(job, sink)
+        def start(matchers: Sequence[GrammarMatcher]) -> None:
+            self._turns.copies += self._decodes.start(job, sink, matchers)
 
-        self._mailbox.post(start, partial(sink.failed, job.request_id, job.attempt))
+        failed = partial(sink.failed, job.request_id, job.attempt)
+        self._reception.let_in(job.request_id, job.sampling, job.stems, job.deadline, start, failed)
 
     # Both
 
@@ -212,6 +229,7 @@ class LanguageEngine:
             self._prefills.end(request_id, error)
             self._decodes.end(request_id, error)
 
+        self._reception.cancel(request_id)
         self._mailbox.post(end)
 
     def snapshot(self) -> dict[str, float]:
@@ -223,7 +241,8 @@ class LanguageEngine:
         """Whether nobody waits or runs, every block is free and everybody has been told."""
         with self._lock:
             known = not (self._turns.is_empty and self._prefills.is_empty and self._decodes.is_empty)
-            return not known and self._mailbox.is_empty and self._scheduler.is_idle()
+            waits = not (self._mailbox.is_empty and self._reception.is_empty)
+            return not (known or waits) and self._scheduler.is_idle()
 
     def check(self) -> None:
         """Raises InvariantViolation with the first rule that blocks, queues, landing memory and sinks break."""

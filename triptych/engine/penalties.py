@@ -37,9 +37,9 @@ class Draw:
         sampling = self.sampling
         minds = sampling.repetition_penalty != 1 or bool(sampling.presence_penalty or sampling.frequency_penalty)
         changes = minds or bool(sampling.logit_bias)
-        plain = not (changes or sampling.temperature or sampling.top_logprobs or self.forbids_ends(0))
+        asks = changes or sampling.temperature or sampling.top_logprobs or self.forbids_ends(0)
         object.__setattr__(self, "minds_history", minds)
-        object.__setattr__(self, "is_plain", plain)
+        object.__setattr__(self, "is_plain", not asks and sampling.grammar is None)
         object.__setattr__(self, "history", History(sampling, self.prompt_ids) if changes else None)
 
     @property
@@ -49,6 +49,8 @@ class Draw:
 
     def forbids_ends(self, position: int) -> bool:
         sampling = self.sampling
+        if sampling.grammar is not None:  # which minds it itself: an answer must be able to end where it has to
+            return False
         return position < sampling.min_tokens and not sampling.ignore_eos
 
 

@@ -17,6 +17,7 @@ from triptych.engine.plan import Admitted, Announcement, Chunk
 from triptych.engine.scheduler import Scheduler
 from triptych.engine.sequence import PrefillSequence
 from triptych.errors import Cancelled, DeadlineExceeded, InternalError, InvariantViolation, Overloaded, TriptychError
+from triptych.grammar.matcher import GrammarMatcher
 from triptych.journey import BlockRef, RequestId, Token
 from triptych.multimodal.rows import RowMap
 
@@ -29,6 +30,7 @@ class PrefillTask:
     sink: PrefillSink
     sequence: PrefillSequence
     arrived: float
+    matcher: GrammarMatcher | None = None  # behind what was generated before
     admitted: float = math.nan
     compute_seconds: float = 0.0  # of the steps it took part in
 
@@ -63,7 +65,7 @@ class PrefillDesk:
     def is_empty(self) -> bool:
         return not self._tasks
 
-    def take(self, job: PrefillJob, sink: PrefillSink, now: float) -> None:
+    def take(self, job: PrefillJob, sink: PrefillSink, now: float, matcher: GrammarMatcher | None = None) -> None:
         """Queue a prompt; a newer attempt ends an older one. Raises a TriptychError for a job that cannot be done."""
         older = self._tasks.get(job.request_id)
         if older is not None:
@@ -75,7 +77,7 @@ class PrefillDesk:
         sequence = PrefillSequence(job.request_id, job.layout, rows, job.generated, job.keep_kv, keys)
         sequence.num_announced_blocks = job.kv_begin // self._scheduler.limits.block_size
         self._scheduler.add_prefill(sequence)
-        self._tasks[job.request_id] = PrefillTask(job, sink, sequence, arrived=now)
+        self._tasks[job.request_id] = PrefillTask(job, sink, sequence, arrived=now, matcher=matcher)
 
     def admit(self, admitted: Admitted, now: float) -> None:
         """Make landing memory for the windows that have got room, and tell their sinks."""
@@ -112,6 +114,10 @@ class PrefillDesk:
 
     def job(self, request_id: RequestId) -> PrefillJob:
         return self._tasks[request_id].job
+
+    def matcher(self, sequence: PrefillSequence) -> GrammarMatcher | None:
+        """None without a grammar, and for an attempt that is not wanted any more."""
+        return self._tasks[sequence.request_id].matcher if self.holds(sequence) else None
 
     def holds(self, sequence: PrefillSequence) -> bool:
         """Whether this very attempt is still wanted."""

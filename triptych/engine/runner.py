@@ -1,7 +1,7 @@
 """The only part of the language engine that touches the model and the KV slab."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -208,11 +208,15 @@ class Runner:
         return Logits(replayed.logits[: rows.count], report, rows, draws, self._ship(wanted), last_ids, blocks)
 
     @torch.inference_mode()
-    def choose(self, made: Logits) -> Drawing:
-        """Choose tokens, to be read from what this returns; does not wait for the device."""
+    def choose(self, made: Logits, masks: Mapping[str, Numbers] | None = None) -> Drawing:
+        """Choose tokens, to be read from what this returns; does not wait for the device.
+
+        masks: `Guidance.masks`, of draws under a grammar
+        """
         report = made.report
         if report is None and made.draws:
-            ids, report = choose(made.logits, made.wanted, made.draws, made.last_ids)
+            wanted = made.wanted | self._ship(dict(masks)) if masks else made.wanted
+            ids, report = choose(made.logits, wanted, made.draws, made.last_ids)
             self._last_ids[: made.rows.count].copy_(ids[: made.rows.count])
         on_host = report.to("cpu", non_blocking=True) if report is not None else None
         return Drawing(made.draws, on_host, self._note_use(made.blocks))

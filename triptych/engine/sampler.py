@@ -69,11 +69,13 @@ def choose(
 ) -> tuple[Tensor, Tensor]:
     """Ids [draws] int64, and a report of them for `read`, both on the device; does not wait for it.
 
-    wanted:   `wishes`, on the device
+    wanted:   `wishes`, on the device, and `Guidance.masks` of the draws under a grammar
     last_ids: [any] int64, in which the pending tokens are
     """
     raw = logits[wanted["rows"]] if "rows" in wanted else logits
     scores = adjust(raw, {name: each for name, each in wanted.items() if name not in _OURS}, last_ids)
+    if "masked" in wanted:
+        scores = _allowed(scores, wanted["masked"], wanted["masks"])
     chosen, sound = _largest(scores)
     if "warm" in wanted:
         at = wanted["warm"]
@@ -102,7 +104,7 @@ def read(report: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
     return drawn
 
 
-_OURS = frozenset({"rows", "warm", "points", "filtered", "filters"})
+_OURS = frozenset({"rows", "warm", "points", "filtered", "filters", "masked", "masks"})
 
 
 def _filters(drawn: Sequence[Draw]) -> dict[str, Numbers]:
@@ -113,6 +115,13 @@ def _filters(drawn: Sequence[Draw]) -> dict[str, Numbers]:
         return {}
     numbers = [(sampling[place].top_k or np.inf, sampling[place].top_p, sampling[place].min_p) for place in filtered]
     return {"filtered": np.array(filtered, dtype=np.int64), "filters": np.array(numbers, dtype=np.float64).T.copy()}
+
+
+def _allowed(scores: Tensor, rows: Tensor, masks: Tensor) -> Tensor:
+    """Scores [draws, vocab], in these rows only where the bit of the id is set; masks: [rows, words] int32."""
+    bits = (masks.unsqueeze(2) >> torch.arange(32, dtype=torch.int32, device=masks.device)) & 1
+    forbidden = bits.view(len(masks), -1)[:, : scores.shape[1]] == 0
+    return scores.index_copy(0, rows, scores[rows].masked_fill(forbidden, -torch.inf))
 
 
 def _largest(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import numpy as np
 from triptych.engine.block_keys import BlockKeys
 from triptych.engine.windows import Group, group_items
 from triptych.errors import InvariantViolation
+from triptych.grammar.matcher import GrammarMatcher
 from triptych.journey import Int64Array, Layout, RequestId, Run
 from triptych.multimodal.rows import RowMap
 from triptych.sampling import Sampling
@@ -21,8 +22,10 @@ def finish_reason(token_id: int, position: int, sampling: Sampling, prompt_token
     """Why a branch ends with this token, or nothing when it goes on.
 
     position: of the token among the generated ones, from 0
+    Under a grammar a stop token is drawn only where the answer has to end, or may and wants to.
     """
-    if not sampling.ignore_eos and token_id in sampling.stop_token_ids:
+    minds_ends = not sampling.ignore_eos or sampling.grammar is not None
+    if minds_ends and token_id in sampling.stop_token_ids:
         return "stop"
     generated = position + 1
     if generated >= sampling.max_tokens or prompt_tokens + generated >= max_model_len:
@@ -236,6 +239,7 @@ class DecodeSequence:
     is_running: bool = False
     rank: tuple[int, int] = (0, 0)
     is_alone: bool = False
+    matcher: GrammarMatcher | None = None
 
     prompt_tokens: int = field(init=False)
     rope_delta: int = field(init=False)

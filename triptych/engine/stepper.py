@@ -2,19 +2,24 @@
 
 Between the two another step may be launched, which takes the tokens from the device. What has ended meanwhile, with the
 token of the step before or by its caller, is in that step all the same; what the step makes of it is dropped.
+
+What a grammar allows follows from the token before. Where one has a say in a step, its forward pass is launched ahead
+as ever; while it runs, the step before is read and the masks are made, and only then tokens are chosen.
 """
 
 import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from triptych.engine.batch import Stretch, chunk_stretch
 from triptych.engine.decode_desk import DecodeDesk, SinkEntry
+from triptych.engine.device import Numbers
 from triptych.engine.device_errors import DeviceLost, is_device_lost
 from triptych.engine.fuse import Overlay
+from triptych.engine.guidance import Guidance
 from triptych.engine.landing import LandingMemory
 from triptych.engine.launched import Drawing
 from triptych.engine.mailbox import Mailbox, as_triptych
@@ -92,6 +97,7 @@ class Stepper:
         self._deliver = mailbox.deliver
         self._steps: deque[_Step] = deque()
         self._last_end = 0.0
+        self._guidance = Guidance(scheduler, prefills)
         self._longest = scheduler.limits.max_model_len
         self._on_step = on_step
 
@@ -112,6 +118,8 @@ class Stepper:
             return
         try:
             drawing = self._compute(plan.decodes, parts)
+        except DeviceLost:  # seen by a step before, which was read meanwhile
+            raise
         except Exception as error:
             if not is_device_lost(error):
                 self.conclude(0)  # tokens of the steps before are right, and come first
@@ -165,7 +173,30 @@ class Stepper:
                     self._prefills.computed(part.chunk)
             # Told before tokens are chosen: the blocks travel meanwhile.
             self._deliver()
-        return self._runner.choose(logits)
+        return self._runner.choose(logits, self._masks(branches, parts))
+
+    def _masks(self, branches: Sequence[DecodeSequence], parts: Sequence[_Part]) -> Mapping[str, Numbers] | None:
+        """What the step's grammars allow; None where there are none. Raises DeviceLost.
+
+        Reads all steps before. Whose grammar cannot be followed any further ends, alone.
+        """
+        draws = [draw for part in parts for draw in part.draws]
+        if all(each.sampling.grammar is None for each in (*branches, *draws)):
+            return None
+        self.conclude(0)
+        with self._lock:
+            guided = self._guidance.guided(branches, [(part.chunk.sequence, part.draws) for part in parts])
+        masks, failures = self._guidance.masks(guided)
+        if failures:
+            asking = [part for part in parts for _ in part.draws]
+            with self._lock:
+                for row, error in failures.items():
+                    if row < len(branches):
+                        self._end_branch(branches[row], error)
+                    else:
+                        self._end_prompt(asking[row - len(branches)].chunk, error)
+            self._deliver()
+        return masks
 
     def _fail(self, branches: Iterable[DecodeSequence], parts: Sequence[_Part], error: Exception) -> None:
         """End everybody in a step. Raises DeviceLost where nobody is left to be told apart."""
