@@ -14,7 +14,7 @@ from triptych.errors import InternalError
 
 
 class SlowRay:
-    """Stands in for `ray.init` on a machine where the first starts take too long; each leaves a process, as Ray does."""
+    """`ray.init` on a machine where the first starts take too long; each leaves a process, as Ray does."""
 
     def __init__(self, num_slow: int) -> None:
         self.num_slow = num_slow
@@ -25,10 +25,11 @@ class SlowRay:
         self.starts.append(options)
         if len(self.starts) > self.num_slow:
             return
-        script = "import sys; sys.stdin.read()"
-        child = subprocess.Popen(
-            [sys.executable, "-c", script, str(Path(ray.__file__).parent / "raylet")], stdin=subprocess.PIPE
-        )
+        script = "import sys; print(flush=True); sys.stdin.read()"
+        command = [sys.executable, "-c", script, str(Path(ray.__file__).parent / "raylet")]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()  # its command line can be read from now on
         self.left.append(psutil.Process(child.pid))
         raise Exception("The current node timed out during startup")
 
