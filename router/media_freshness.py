@@ -9,6 +9,7 @@ from email.utils import parsedate_to_datetime
 from typing import Self
 
 _LONGEST_SECONDS = 365 * 86400.0
+_LONGEST_VALIDATOR = 256
 _NEVER_KEPT = ("no-store", "private")
 
 
@@ -28,7 +29,7 @@ class Freshness:
     def of(cls, headers: Mapping[bytes, bytes]) -> Self:
         """headers: of the answer, names in lower case, several of a name joined by commas."""
         rules = _directives(headers.get(b"cache-control", b""))
-        etag, modified = headers.get(b"etag", b""), headers.get(b"last-modified", b"")
+        etag, modified = (_validator(headers.get(name, b"")) for name in (b"etag", b"last-modified"))
         seconds = 0.0 if "no-cache" in rules else max(0.0, _lifetime(rules, headers) - _seconds(headers.get(b"age")))
         return cls(not _forbids(headers) and bool(seconds or etag or modified), seconds, etag, modified)
 
@@ -53,6 +54,11 @@ class Freshness:
 def _forbids(headers: Mapping[bytes, bytes]) -> bool:
     rules = _directives(headers.get(b"cache-control", b""))
     return headers.get(b"vary", b"").strip() == b"*" or any(name in rules for name in _NEVER_KEPT)
+
+
+def _validator(value: bytes) -> bytes:
+    """As it came; empty where it is not what one looks like, and better not sent back."""
+    return value if value.isascii() and len(value) <= _LONGEST_VALIDATOR else b""
 
 
 def _directives(value: bytes) -> dict[str, str]:

@@ -48,6 +48,8 @@ def test_a_lifetime_is_what_the_headers_say(headers: dict[str, str], seconds: fl
         {"cache_control": 'private="x-field", max-age=60'},
         {"cache_control": "max-age=60", "vary": "*"},
         {"expires": "Sun, 06 Nov 1994 08:49:37 GMT"},
+        {"etag": '"é"'},
+        {"etag": '"' + "x" * 300 + '"'},
     ],
 )
 def test_what_is_forbidden_or_could_never_be_used_is_not_kept(headers: dict[str, str]) -> None:
