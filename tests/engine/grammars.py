@@ -35,7 +35,11 @@ SCHEMAS: Sequence[Mapping[str, Any]] = (
         "title": "Nested",
         "type": "object",
         "properties": {
-            "size": {"type": "object", "properties": {"w": {"type": "integer", "maximum": 9, "minimum": 1}}},
+            "size": {
+                "type": "object",
+                "properties": {"w": {"type": "integer", "maximum": 9, "minimum": 1}},
+                "additionalProperties": False,
+            },
             "unit": {"enum": ["cm", "mm"], "description": "of width", "default": "cm"},
         },
         "required": ["size", "unit"],
@@ -43,10 +47,10 @@ SCHEMAS: Sequence[Mapping[str, Any]] = (
     },
     {
         "type": "object",
-        "properties": {"id": {"type": "integer", "minimum": 0, "maximum": 9}},
-        "additionalProperties": {"type": "boolean"},
-        "required": ["id"],
-        "maxProperties": 3,
+        "properties": {"7": {"type": "integer", "minimum": 0, "maximum": 9}},
+        "patternProperties": {"^[a-z]{1,4}$": {"type": "boolean"}},
+        "additionalProperties": False,
+        "required": ["7"],
     },
     {"type": "array", "prefixItems": [{"type": "boolean"}, {"const": "x"}], "items": False, "minItems": 2},
     {"type": "string", "format": "date"},

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tests.engine.grammars import PERSON, SCHEMAS, compiler_for, schema, text_of
 from tests.engine.rig import GREEDY, PATIENCE_SECONDS, Asked, PromptSink, running
+from tests.engine.test_crowded import answer
 from tests.engine.test_pipeline import answers, told
 from triptych.errors import Cancelled, InvalidRequest
 from triptych.grammar.compiler import GrammarCompiler
@@ -42,10 +44,10 @@ def test_two_hundred_samples_of_twenty_schemas_are_all_valid(
     assert len(SCHEMAS) == 20
     with running(model, grammars=grammars, pipeline="on", max_sequences=32, kv_bytes=32 << 20) as pair:
         batches = [answers(pair, questions[begin : begin + 25]) for begin in range(0, len(questions), 25)]
-        given = [answer for batch in batches for answer in batch]
-    for number, answer in enumerate(given):
-        jsonschema.validate(json.loads(text_of(card, answer[0])), SCHEMAS[number // 10])
-    assert len({text_of(card, answer[0]) for answer in given}) > 100
+        given = [each for batch in batches for each in batch]
+    for number, each in enumerate(given):
+        jsonschema.validate(json.loads(text_of(card, each[0])), SCHEMAS[number // 10])
+    assert len({text_of(card, each[0]) for each in given}) > 100
 
 
 FORMS = (
@@ -76,7 +78,7 @@ def test_an_answer_does_not_depend_on_steps_that_are_launched_ahead(
         alone = [told(pair.answer(asked)) for asked in questions]
     with running(model, grammars=grammars, split=False, pipeline="on", graphs=graphs, max_sequences=25) as pair:
         together = answers(pair, questions)
-    assert [told(answer) for answer in together] == alone
+    assert [told(each) for each in together] == alone
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -92,18 +94,21 @@ def test_another_worker_goes_on_in_the_grammar_from_the_tokens_alone(
             assert again[-1].finish_reason == "stop"
 
 
+@pytest.mark.parametrize("swap_blocks", [0, 100], ids=lambda count: f"swap-{count}")
 def test_who_has_made_room_goes_on_in_its_grammar(
-    model: LanguageModel, card: ModelCard, text: Asked, grammars: GrammarCompiler
+    model: LanguageModel, card: ModelCard, text: Asked, grammars: GrammarCompiler, swap_blocks: int
 ) -> None:
-    form = Grammar("regex", "[a-z ]{100,130}")
-    questions = [replace(text, sampling=under(card, form, seed=seed, max_tokens=160)) for seed in range(4)]
+    form = Grammar("regex", "[a-z ]{240,260}")
+    questions = [replace(text, sampling=under(card, form, seed=seed, max_tokens=100)) for seed in range(6)]
     with running(model, grammars=grammars) as pair:
-        alone = [told(pair.answer(asked)) for asked in questions]
+        alone = [[token.id for token in pair.answer(asked)[0]] for asked in questions]
     block_bytes = model.kv.block_bytes(16)
-    few = {"kv_bytes": 16 * block_bytes, "decode_margin_tokens": 16, "swap_bytes": 64 * block_bytes}
-    with running(model, grammars=grammars, split=False, pipeline="on", prefix_cache=False, **few) as pair:
-        together = answers(pair, questions)
-    assert [told(answer) for answer in together] == alone
+    room = {"kv_bytes": 2 * questions[0].num_blocks * block_bytes, "swap_bytes": swap_blocks * block_bytes}
+    with running(model, grammars=grammars, pipeline="on", decode_margin_tokens=1, **room) as pair:
+        with ThreadPoolExecutor(len(questions)) as pool:
+            assert list(pool.map(lambda asked: answer(pair, asked), questions)) == alone
+        gauges = pair.decode.snapshot()
+        assert gauges["preemptions_swapped_total" if swap_blocks else "preemptions_ended_total"] > 0
 
 
 def test_an_answer_ends_with_its_grammar_whatever_else_was_wished(

@@ -9,8 +9,9 @@ from llguidance import LLMatcher, grammar_from
 from triptych.errors import InvalidRequest
 from triptych.grammar.spec import MOST_TOOLS, Grammar
 
-# Between the tokens of JSON. Bounded: a model at high temperature would fill its whole answer with blanks.
-_BLANKS = r"[ \n\r\t]{1,40}"
+# Between the tokens of JSON: a space, or a new line and its indent. A model at high temperature would fill its whole
+# answer with blanks where they are free.
+_BLANKS = r"( |\n[ \t]{0,24})"
 
 
 def source_of(grammar: Grammar) -> str:
