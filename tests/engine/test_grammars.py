@@ -10,7 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.engine.grammars import PERSON, SCHEMAS, compiler_for, schema, text_of
+from bench.grammar_schemas import PERSON, SCHEMAS
+from tests.engine.grammars import compiler_for, schema, text_of
 from tests.engine.rig import GREEDY, PATIENCE_SECONDS, Asked, PromptSink, running
 from tests.engine.test_crowded import answer
 from tests.engine.test_pipeline import answers, told
