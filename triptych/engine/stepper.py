@@ -180,8 +180,8 @@ class Stepper:
 
         Reads all steps before. Whose grammar cannot be followed any further ends, alone.
         """
-        draws = [draw for part in parts for draw in part.draws]
-        if all(each.sampling.grammar is None for each in (*branches, *draws)):
+        wished = [branch.sampling for branch in branches] + [draw.sampling for part in parts for draw in part.draws]
+        if all(sampling.grammar is None for sampling in wished):
             return None
         self.conclude(0)
         with self._lock:

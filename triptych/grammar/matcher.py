@@ -8,6 +8,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from triptych.errors import ConfigError, InvalidRequest
+from triptych.grammar.added_tokens import spell_added_tokens
 from triptych.grammar.source import shown
 from triptych.sampling import Sampling
 
@@ -37,7 +38,7 @@ class Vocabulary:
 def read_vocabulary(tokenizer_json: str, vocab_size: int, ends: Sequence[int]) -> Vocabulary:
     """Of a tokenizer.json, for a model of so many logits; takes up to a second. Raises ConfigError if unknown."""
     try:
-        tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(ends))
+        tokenizer = LLTokenizer(spell_added_tokens(tokenizer_json), n_vocab=vocab_size, eos_token=list(ends))
     except Exception as error:  # the library has no class of its own
         raise ConfigError(f"grammars cannot be followed with this tokenizer: {shown(error)}") from error
     is_text = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
@@ -132,4 +133,5 @@ def following(
 
 
 def _place(id: int) -> tuple[int, np.int32]:
-    return id // 32, np.array(1 << id % 32, dtype=np.uint32).view(np.int32)[()]
+    bit = 1 << id % 32
+    return id // 32, np.int32(bit if bit < 1 << 31 else bit - (1 << 32))

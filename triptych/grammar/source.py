@@ -83,7 +83,8 @@ def _structural(text: str) -> str:
     return LLMatcher.grammar_from_lark(
         "\n".join(
             [
-                "%llguidance {}",
+                # Else a tag would have to be spelled in pieces even where the tokenizer has a token for it.
+                '%llguidance {"no_forcing": true}',
                 start,
                 f"begun[lazy]: TEXT {begin}",
                 f'call: "\\n{{\\"name\\": " tool "}}\\n" {end}',
