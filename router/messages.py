@@ -1,5 +1,6 @@
 """The messages of a chat request, checked by hand: a wrong part is named by its path, which unions cannot do."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,10 +13,12 @@ ROLES: Mapping[str, str] = {
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
+    "tool": "tool",
 }
 MOST_MESSAGES = 4096
 MOST_PARTS = 4096  # of one message
 MOST_PARTS_IN_ALL = 16_384
+MOST_CALLS = 128  # of one message
 LONGEST_UUID = 256
 DETAILS = ("auto", "low", "high", "original")
 
@@ -114,20 +117,52 @@ class Room:
 def _message(value: Any, path: str, room: Room) -> Message:
     message = object_at(value, path)
     role = message.get("role")
-    if role in ("tool", "function") or message.get("tool_calls"):
-        raise InvalidRequest("tools are not supported by this server", param=f"{path}.role")
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidRequest(f"{path}.role is {shown(role)}, expected one of {', '.join(ROLES)}", param=f"{path}.role")
-    content = message.get("content")
+    if role == "assistant":
+        calls = _calls(message.get("tool_calls"), f"{path}.tool_calls")
+        content = message.get("content")
+        said = "" if content is None else _content(content, f"{path}.content", room)
+        return Message("assistant", said, tool_calls=calls)
+    content = _content(message.get("content"), f"{path}.content", room)
+    if role == "tool":
+        ids = {key: message.get(key) for key in ("tool_call_id", "name")}
+        return Message(
+            "tool", content, **{key: text_at(id, f"{path}.{key}") for key, id in ids.items() if id is not None}
+        )
+    return Message(ROLES[role], content)
+
+
+def _content(content: Any, path: str, room: Room) -> str | tuple[Part, ...]:
     if isinstance(content, str):
-        return Message(ROLES[role], content)
+        return content
     if isinstance(content, list) and 0 < len(content) <= MOST_PARTS:
         room.take_parts(len(content))
-        parts = tuple(_part(part, f"{path}.content[{index}]", room) for index, part in enumerate(content))
-        return Message(ROLES[role], parts)
+        return tuple(_part(part, f"{path}[{index}]", room) for index, part in enumerate(content))
     raise InvalidRequest(
-        f"{path}.content is {kind_of(content)}, expected a string or a list of up to {MOST_PARTS} parts",
-        param=f"{path}.content",
+        f"{path} is {kind_of(content)}, expected a string or a list of up to {MOST_PARTS} parts", param=path
+    )
+
+
+def _calls(value: Any, path: str) -> tuple[ToolCall, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) > MOST_CALLS:
+        raise InvalidRequest(f"{path} is {kind_of(value)}, expected a list of up to {MOST_CALLS} calls", param=path)
+    return tuple(_call(entry, f"{path}[{index}]") for index, entry in enumerate(value))
+
+
+def _call(value: Any, path: str) -> ToolCall:
+    call = object_at(value, path)
+    function = object_at(call.get("function"), f"{path}.function")
+    arguments = function.get("arguments")
+    if isinstance(arguments, dict):  # not what the API says, but there is no doubt what is meant
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    id = call.get("id")
+    return ToolCall(
+        "" if id is None else text_at(id, f"{path}.id"),
+        text_at(function.get("name"), f"{path}.function.name"),
+        "{}" if arguments is None else text_at(arguments, f"{path}.function.arguments"),
     )
 
 
@@ -138,35 +173,35 @@ def _part(value: Any, path: str, room: Room) -> Part:
     kind = part.get("type")
     if kind == "text":
         return TextPart(text_at(part.get("text"), f"{path}.text"))
+    if kind == "refusal":  # as an assistant has said it
+        return TextPart(text_at(part.get("refusal"), f"{path}.refusal"))
     if kind == "image_url":
         room.take_image()
-        return _image(part.get("image_url"), f"{path}.image_url", _uuid(part.get("uuid"), f"{path}.uuid"))
+        return _image(part, path)
     raise InvalidRequest(
         f"{path}.type is {shown(kind)}; this server takes text and image_url parts", param=f"{path}.type"
     )
 
 
-def _image(value: Any, path: str, uuid: str) -> ImagePart:
-    """With a uuid the content may be left out, for one that came with it before."""
-    if value is None and uuid:
-        return ImagePart("", f"{path}.url", uuid)
-    image = object_at(value, path)
+def _image(part: dict[str, Any], path: str) -> ImagePart:
+    """One with a uuid may leave its content out, in any of the ways in which it can be left out."""
+    uuid, value, at = part.get("uuid"), part.get("image_url"), f"{path}.image_url"
+    if uuid is not None and not (isinstance(uuid, str) and 0 < len(uuid) <= LONGEST_UUID):
+        raise InvalidRequest(
+            f"{path}.uuid is {shown(uuid)}, expected a string of 1 to {LONGEST_UUID} characters", param=f"{path}.uuid"
+        )
+    if value is None and uuid is not None:
+        return ImagePart("", f"{at}.url", uuid)
+    image = object_at(value, at)
     detail = image.get("detail")
     if detail is not None and detail not in DETAILS:
         raise InvalidRequest(
-            f"{path}.detail is {shown(detail)}, expected one of {', '.join(DETAILS)}", param=f"{path}.detail"
+            f"{at}.detail is {shown(detail)}, expected one of {', '.join(DETAILS)}", param=f"{at}.detail"
         )
     url = image.get("url")
-    return ImagePart("" if url is None and uuid else text_at(url, f"{path}.url"), f"{path}.url", uuid, detail or "")
-
-
-def _uuid(value: Any, path: str) -> str:
-    """The client's own name for an image, empty for none."""
-    if value is None:
-        return ""
-    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_UUID:
-        raise InvalidRequest(f"{path} is {shown(value)}, expected 1 to {LONGEST_UUID} characters", param=path)
-    return value
+    if url is None and uuid is not None:
+        url = ""
+    return ImagePart(text_at(url, f"{at}.url"), f"{at}.url", uuid or "", detail or "")
 
 
 def object_at(value: Any, path: str) -> dict[str, Any]:

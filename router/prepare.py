@@ -57,6 +57,8 @@ class Preparer:
         fewest = self._fewest_tokens(chat)
         if fewest >= max_model_len:
             raise prompt_too_long(f"at least {fewest}", max_model_len)
+        if chat.rules.grammar is not None:  # before anything of it is begun; it may take some tenths of a second
+            await asyncio.get_running_loop().run_in_executor(self._threads.parsing, chat.rules.check)
         with timeline.measure("tokenize"):
             runs = await self._runs(chat)
         pictures = await self._loader.load(images_of(chat.messages), holding, timeline, terms.names)
@@ -69,7 +71,7 @@ class Preparer:
         return Prepared(
             layout=layout,
             media=tuple({picture.media.index: picture.media for picture in pictures}.values()),
-            sampling=sampling_for(chat.request, self._card, max_tokens),
+            sampling=sampling_for(chat.request, self._card, max_tokens, chat.rules.grammar),
             branches=chat.request.n or 1,
             image_params=tuple(picture.part.param for picture in pictures),
             cache_salt=terms.cache_salt,
@@ -93,6 +95,9 @@ class Preparer:
             encode = self._prompts.encode_text
             return [tuple(encode(prompt) if is_short else await in_thread(encode, prompt))]
         few = _num_parts(messages) < _TOKENIZE_IN_THREAD_PARTS
+        if chat.rules.tools:
+            render = partial(self._prompts.runs, messages, chat.rules.tools, must_tell_tools=chat.rules.by_prompt)
+            return await in_thread(render)
         if few and _num_characters(messages) < _TOKENIZE_IN_THREAD_CHARACTERS:
             return self._prompts.runs(messages)
         return await in_thread(self._prompts.runs, messages)
@@ -150,8 +155,12 @@ class Preparer:
 
 
 def _num_parts(messages: Sequence[Message]) -> int:
-    """A message of plain text is one."""
-    return sum(1 if isinstance(message.content, str) else len(message.content) for message in messages)
+    """A message of plain text is one, a call counts for as many as make a thread worth it."""
+    return sum(
+        (1 if isinstance(message.content, str) else len(message.content))
+        + len(message.tool_calls) * _TOKENIZE_IN_THREAD_PARTS
+        for message in messages
+    )
 
 
 def _num_characters(messages: Sequence[Message]) -> int:

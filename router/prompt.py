@@ -16,10 +16,12 @@ from tokenizers import Tokenizer
 from triptych.errors import ConfigError, InvalidRequest
 from triptych.models.card import ModelCard
 from triptych.models.config_values import read_optional_json
-from triptych.router.chat_template import ChatTemplate
-from triptych.router.messages import Message, TextPart, images_of
+from triptych.router.chat_template import SCHEMA_WORDS, ChatTemplate
+from triptych.router.messages import Message, images_of
+from triptych.router.tools.definition import Tool
 
 _LONG_TEXT_CHARACTERS = 4096
+_MOST_ARGUMENTS_CHARACTERS = 1 << 22  # read and written anew by the template, so how many tokens they are is not known
 
 # Unicode promises that these never stand for a character.
 _NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
@@ -28,8 +30,11 @@ _NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 class PromptBuilder:
     """A model's tokenizer and chat template; safe to use from several threads."""
 
-    def __init__(self, card: ModelCard) -> None:
-        """Raises ConfigError for a tokenizer that cannot keep text and special tokens apart."""
+    def __init__(self, card: ModelCard, template_file: str = "") -> None:
+        """template_file: a chat template in place of the model's own
+
+        Raises ConfigError for a tokenizer that cannot keep text and special tokens apart.
+        """
         self.tokenizer = _tokenizer(card.folder / "tokenizer.json")
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
@@ -46,15 +51,24 @@ class PromptBuilder:
         self._guard = SpecialTextGuard(list(self._specials))
         self._longest_token = max(map(len, self.tokenizer.get_vocab()))
         self.special_ids = frozenset(token_id for token_id, _ in self._specials.values())
-        self._template = ChatTemplate(card.chat_template, _named_specials(card.folder))
+        source = _read(template_file) if template_file else card.chat_template
+        self._template = ChatTemplate(
+            source,
+            _named_specials(card.folder),
+            [word for word in SCHEMA_WORDS if not self._guard.pattern.search(word)],
+        )
 
-    def runs(self, messages: Sequence[Message]) -> list[tuple[int, ...]]:
+    def runs(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, must_tell_tools: bool = False
+    ) -> list[tuple[int, ...]]:
         """The prompt's token ids, cut at the placeholders: one run more than there are images, some maybe empty.
 
-        Raises InvalidRequest where the template refuses the messages or leaves out an image.
+        must_tell_tools: a template that does not know tools may not leave them out
+        Raises InvalidRequest where the template refuses the messages, or leaves out an image or a call.
         """
-        sentinel = _sentinel_for(messages)
-        rendered = self._template.render(messages, lambda text: self._guard.broken(text, sentinel))
+        self._check_template(messages, must_tell_tools)
+        sentinel = _sentinel_for(self._template.texts(messages, tools))
+        rendered = self._template.render(messages, tools, lambda text: self._guard.broken(text, sentinel))
         runs: list[list[int]] = [[]]
         pieces = self._guard.pattern.split(rendered)
         for index, piece in enumerate(pieces):
@@ -70,6 +84,28 @@ class PromptBuilder:
                 f"the model's chat template places {len(runs) - 1} of the {num_images} images", param="messages"
             )
         return [tuple(run) for run in runs]
+
+    def _check_template(self, messages: Sequence[Message], must_tell_tools: bool) -> None:
+        if must_tell_tools and not self._template.tells_tools:
+            raise InvalidRequest(
+                "the model's chat template tells it of no tools; ask for a call by tool_choice required or a tool's "
+                "name, or have the server use another template (router.chat_template)",
+                param="tools",
+            )
+        size = sum(len(call.arguments) for message in messages for call in message.tool_calls)
+        if size > _MOST_ARGUMENTS_CHARACTERS:
+            raise InvalidRequest(
+                f"arguments of calls have {size} characters together, expected at most {_MOST_ARGUMENTS_CHARACTERS}",
+                param="messages",
+            )
+        if self._template.tells_calls:
+            return
+        for index, message in enumerate(messages):
+            if message.tool_calls or message.role == "tool":
+                raise InvalidRequest(
+                    "the model's chat template has no place for calls of tools and their results",
+                    param=f"messages[{index}]",
+                )
 
     def fewest_tokens(self, num_characters: int) -> int:
         """No text of so many characters has fewer tokens than this."""
@@ -134,19 +170,12 @@ class SpecialTextGuard:
         return text
 
 
-def _sentinel_for(messages: Sequence[Message]) -> str:
-    """A noncharacter that no text of the messages holds."""
-    texts = [text for message in messages for text in _texts(message)]
+def _sentinel_for(texts: Sequence[str]) -> str:
+    """A noncharacter that none of the texts holds."""
     for candidate in _NONCHARACTERS:
         if not any(candidate in text for text in texts):
             return candidate
     raise InvalidRequest("the messages hold every noncharacter of Unicode", param="messages")
-
-
-def _texts(message: Message) -> list[str]:
-    if isinstance(message.content, str):
-        return [message.content]
-    return [part.text for part in message.content if isinstance(part, TextPart)]
 
 
 def _named_specials(folder: Path) -> Mapping[str, str]:
@@ -158,6 +187,13 @@ def _named_specials(folder: Path) -> Mapping[str, str]:
             if name.endswith("_token") and isinstance(content, str):
                 named[name] = content
     return named
+
+
+def _read(template_file: str) -> str:
+    try:
+        return Path(template_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"router.chat_template is {template_file!r}, which cannot be read: {error}") from error
 
 
 def _tokenizer(file: Path) -> Tokenizer:

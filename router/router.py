@@ -46,7 +46,7 @@ class Router:
             settings.router.media_budget_bytes, lambda held: self.metrics.set("triptych:media_bytes", held)
         )
         self.threads = WorkThreads()
-        self.prompts = PromptBuilder(card)
+        self.prompts = PromptBuilder(card, settings.router.chat_template)
         self.detokenizer = Detokenizer(self.prompts.tokenizer, card.vocab_size)
         self._fetcher = MediaFetcher(settings.router, budget=self.budget, metrics=self.metrics)
         self._preparer = Preparer(

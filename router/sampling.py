@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from triptych.errors import ContextTooLong, InvalidRequest
+from triptych.grammar.spec import Grammar
 from triptych.models.card import ModelCard
 from triptych.router.schema import ChatRequest
 from triptych.sampling import LARGEST_BIAS, Sampling
@@ -16,7 +17,7 @@ LEAST_TEMPERATURE = 1e-7
 LEAST_TOP_P = 1e-6
 
 
-def sampling_for(request: ChatRequest, card: ModelCard, max_tokens: int) -> Sampling:
+def sampling_for(request: ChatRequest, card: ModelCard, max_tokens: int, grammar: Grammar | None = None) -> Sampling:
     """What the client asks for; what it leaves open is the model's own, then the API's default.
 
     Numbers are rounded to float32, as every tier after the router sees them. A temperature below LEAST_TEMPERATURE
@@ -44,6 +45,7 @@ def sampling_for(request: ChatRequest, card: ModelCard, max_tokens: int) -> Samp
         frequency_penalty=_single(request.frequency_penalty or 0.0),
         repetition_penalty=_single(_chosen(request.repetition_penalty, defaults, "repetition_penalty", 1.0)),
         logit_bias=_logit_bias(request.logit_bias or {}, card.vocab_size),
+        grammar=grammar,
     )
 
 

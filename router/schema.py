@@ -11,14 +11,27 @@ from pydantic import (
     StrictBool,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from triptych.errors import InvalidRequest
+from triptych.router.chat_fields import FORMAT, IGNORED, MESSAGE, NESTED, REFUSED, TOOL, or_null
 from triptych.router.choices import AnswerParser
-from triptych.router.messages import MOST_PARTS, Message, read_messages
+from triptych.router.messages import MOST_MESSAGES, MOST_PARTS, Message, read_messages
+from triptych.router.tools.definition import MOST_TOOLS, chat_function, read_tools
+from triptych.router.tools.formats import (
+    Constraint,
+    only_one,
+    read_guided,
+    read_response_format,
+    read_structured_outputs,
+)
+from triptych.router.tools.rules import CHOICES, NO_RULES, OutputRules, read_tool_choice, rules_for
 from triptych.sampling import LARGEST_REPETITION_PENALTY, LEAST_REPETITION_PENALTY, MOST_BRANCHES, MOST_TOP_LOGPROBS
+
+__all__ = ["IGNORED", "NESTED", "REFUSED", "Chat", "ChatRequest", "invalid_request"]
 
 MOST_STOPS = 16
 MOST_BIASES = 1024
@@ -38,12 +51,8 @@ Number = Annotated[float, BeforeValidator(_no_boolean)]
 class StreamOptions(BaseModel):
     """What a stream carries besides text; sub-keys we do not know are ignored."""
 
-    include_usage: StrictBool | None = None
-    continuous_usage_stats: StrictBool | None = None
-
-
-class ResponseFormat(BaseModel):
-    type: str
+    include_usage: StrictBool | None = Field(None, description="a last chunk with usage and no choices")
+    continuous_usage_stats: StrictBool | None = Field(None, description="usage in every chunk")
 
 
 class ChatRequest(BaseModel):
@@ -51,36 +60,91 @@ class ChatRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, arbitrary_types_allowed=True)
 
-    model: str
-    messages: Any
-    n: Annotated[Whole | None, Field(ge=1, le=MOST_BRANCHES)] = None
-    max_tokens: Annotated[Whole | None, Field(ge=1)] = None
-    max_completion_tokens: Annotated[Whole | None, Field(ge=1)] = None
-    min_tokens: Annotated[Whole | None, Field(ge=0)] = None
-    ignore_eos: StrictBool | None = None
-    temperature: Annotated[Number | None, Field(ge=0, le=2)] = None
-    top_p: Annotated[Number | None, Field(gt=0, le=1)] = None
-    top_k: Annotated[Whole | None, Field(ge=-1, le=1 << 30)] = None
-    min_p: Annotated[Number | None, Field(ge=0, le=1)] = None
-    seed: Annotated[Whole | None, Field(ge=-(1 << 63), lt=1 << 63)] = None
-    stop: str | list[str] | None = None
-    presence_penalty: Annotated[Number | None, Field(ge=-2, le=2)] = None
-    frequency_penalty: Annotated[Number | None, Field(ge=-2, le=2)] = None
-    repetition_penalty: Annotated[Number | None, Field(ge=LEAST_REPETITION_PENALTY, le=LARGEST_REPETITION_PENALTY)] = (
-        None
+    model: str = Field(description="the served model's name; another one is a 404")
+    messages: Annotated[
+        Any,
+        WithJsonSchema({"type": "array", "minItems": 1, "maxItems": MOST_MESSAGES, "items": MESSAGE}),
+    ] = Field(description="the conversation: texts, or lists of text and image_url parts")
+    n: Annotated[Whole | None, Field(ge=1, le=MOST_BRANCHES)] = Field(None, description="number of answers")
+    max_tokens: Annotated[Whole | None, Field(ge=1)] = Field(
+        None, description="older name of max_completion_tokens, which wins"
     )
-    logit_bias: dict[str, Number] | None = None
-    logprobs: StrictBool | None = None
-    top_logprobs: Annotated[Whole | None, Field(ge=0, le=MOST_TOP_LOGPROBS)] = None
-    stream: StrictBool | None = None
-    stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    return_token_ids: StrictBool | None = None
-    priority: Annotated[Whole | None, Field(ge=-(1 << 31), lt=1 << 31)] = None
-    cache_salt: Annotated[str | None, Field(min_length=1, max_length=256)] = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    tools: Any = None
-    tool_choice: Any = None
+    max_completion_tokens: Annotated[Whole | None, Field(ge=1)] = Field(
+        None, description="tokens of each answer at most; all that the context leaves if absent"
+    )
+    min_tokens: Annotated[Whole | None, Field(ge=0)] = Field(
+        None, description="no end and no stop string before so many tokens"
+    )
+    ignore_eos: StrictBool | None = Field(None, description="true: the model's end token ends nothing")
+    temperature: Annotated[Number | None, Field(ge=0, le=2)] = Field(
+        None, description="0 takes the likeliest token; the model's own default, else 1"
+    )
+    top_p: Annotated[Number | None, Field(gt=0, le=1)] = Field(None, description="share of probability drawn from")
+    top_k: Annotated[Whole | None, Field(ge=-1, le=1 << 30)] = Field(
+        None, description="so many of the likeliest tokens are drawn from; 0 and -1: all"
+    )
+    min_p: Annotated[Number | None, Field(ge=0, le=1)] = Field(
+        None, description="least probability, as a share of the likeliest token's"
+    )
+    seed: Annotated[Whole | None, Field(ge=-(1 << 63), lt=1 << 63)] = Field(
+        None, description="the same one gives the same answer; drawn anew if absent"
+    )
+    stop: str | list[str] | None = Field(None, description=f"a text, or up to {MOST_STOPS}, that ends an answer")
+    presence_penalty: Annotated[Number | None, Field(ge=-2, le=2)] = Field(
+        None, description="taken from tokens that the answer has had"
+    )
+    frequency_penalty: Annotated[Number | None, Field(ge=-2, le=2)] = Field(None, description="the same for each time")
+    repetition_penalty: Annotated[Number | None, Field(ge=LEAST_REPETITION_PENALTY, le=LARGEST_REPETITION_PENALTY)] = (
+        Field(None, description="above 1: against tokens of prompt and answer")
+    )
+    logit_bias: dict[str, Number] | None = Field(
+        None, description=f"from token ids to -100..100, up to {MOST_BIASES} of them"
+    )
+    logprobs: StrictBool | None = Field(None, description="log probabilities with each token")
+    top_logprobs: Annotated[Whole | None, Field(ge=0, le=MOST_TOP_LOGPROBS)] = Field(
+        None, description="those of so many alternatives; with logprobs true"
+    )
+    stream: StrictBool | None = Field(None, description="server-sent events in place of one body")
+    stream_options: StreamOptions | None = Field(None, description="with stream true")
+    response_format: Annotated[Any, or_null(FORMAT)] = Field(
+        None, description="text, json_object, or json_schema, to which answers keep; not beside tools"
+    )
+    tools: Annotated[Any, or_null({"type": "array", "minItems": 1, "maxItems": MOST_TOOLS, "items": TOOL})] = Field(
+        None, description="functions that the model may call"
+    )
+    tool_choice: Annotated[
+        Any, or_null({"anyOf": [{"enum": list(CHOICES)}, {"type": "object", "required": ["type", "function"]}]})
+    ] = Field(None, description="none, auto, required, or one function by name")
+    parallel_tool_calls: StrictBool | None = Field(None, description="false: at most one call; true if absent")
+    structured_outputs: Annotated[Any, or_null({"type": "object"})] = Field(
+        None, description="one of json, regex, choice, grammar, json_object, to which answers keep"
+    )
+    guided_json: Annotated[Any, or_null({"anyOf": [{"type": "object"}, {"type": "string"}]})] = Field(
+        None, description="older name of structured_outputs.json"
+    )
+    guided_regex: Annotated[Any, or_null({"type": "string"})] = Field(
+        None, description="older name of structured_outputs.regex"
+    )
+    guided_choice: Annotated[Any, or_null({"type": "array", "items": {"type": "string"}})] = Field(
+        None, description="older name of structured_outputs.choice"
+    )
+    guided_grammar: Annotated[Any, or_null({"type": "string"})] = Field(
+        None, description="older name of structured_outputs.grammar"
+    )
+    return_token_ids: StrictBool | None = Field(None, description="token ids beside the text")
+    priority: Annotated[Whole | None, Field(ge=-(1 << 31), lt=1 << 31)] = Field(
+        None, description="lower is served first where memory is short; 0 if absent"
+    )
+    cache_salt: Annotated[str | None, Field(min_length=1, max_length=256)] = Field(
+        None, description="nothing cached is shared with requests of another salt"
+    )
+    mm_processor_kwargs: dict[str, Any] | None = Field(
+        None, description="options of the model's image processor, those it knows"
+    )
+
+    # Refused; see REFUSED.
+    functions: Any = Field(None, description=REFUSED["functions"])
+    function_call: Any = Field(None, description=REFUSED["function_call"])
 
     # Sizes first: the library looks at every element, and has something to say about each wrong one.
     @field_validator("stop", "logit_bias", mode="before")
@@ -121,8 +185,8 @@ class ChatRequest(BaseModel):
 class Chat:
     """A checked request with its messages: the question of every endpoint that generates.
 
-    prompt:      in place of messages, text or token ids that no template goes over
-    make_parser: for answers that may hold tool calls
+    prompt: in place of messages, text or token ids that no template goes over
+    rules:  what form answers must have, and which tools they may call
     """
 
     def __init__(
@@ -131,12 +195,17 @@ class Chat:
         messages: tuple[Message, ...],
         *,
         prompt: str | tuple[int, ...] | None = None,
-        make_parser: Callable[[], AnswerParser] | None = None,
+        rules: OutputRules = NO_RULES,
     ) -> None:
         self.request = request
         self.messages = messages
         self.prompt = prompt
-        self.make_parser = make_parser
+        self.rules = rules
+
+    @property
+    def make_parser(self) -> Callable[[], AnswerParser] | None:
+        """For answers that may hold tool calls."""
+        return self.rules.make_parser
 
     @classmethod
     def parse(cls, body: bytes, most_images: int = MOST_PARTS) -> Self:
@@ -146,7 +215,7 @@ class Chat:
         except ValidationError as error:
             raise invalid_request(error) from None
         _check_together(request)
-        return cls(request, read_messages(request.messages, most_images))
+        return cls(request, read_messages(request.messages, most_images), rules=_rules(request))
 
 
 def _check_together(request: ChatRequest) -> None:
@@ -154,15 +223,28 @@ def _check_together(request: ChatRequest) -> None:
         raise InvalidRequest("stream_options is only allowed with stream true", param="stream_options")
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs is only allowed with logprobs true", param="top_logprobs")
-    if request.tools is not None or request.tool_choice not in (None, "none"):
-        raise InvalidRequest(
-            "tools are not supported by this server", param="tools" if request.tools is not None else "tool_choice"
-        )
-    if request.response_format is not None and request.response_format.type != "text":
-        raise InvalidRequest(
-            f"response_format.type is {request.response_format.type[:40]!r}; this server supports text",
-            param="response_format.type",
-        )
+    for name, why in REFUSED.items():
+        if getattr(request, name) not in (None, [], "none"):
+            raise InvalidRequest(f"{name}: {why}", param=name)
+
+
+def _rules(request: ChatRequest) -> OutputRules:
+    constraint = constraint_of(request)
+    if request.tools is None and request.tool_choice in (None, "none", "auto"):  # nearly always
+        return NO_RULES if constraint is None else OutputRules(constraint.grammar, constraint.param)
+    if request.tools == []:
+        raise InvalidRequest("tools is an empty list; leave it out, or offer some", param="tools")
+    tools = read_tools(request.tools, "tools", chat_function)
+    choice = read_tool_choice(request.tool_choice, bool(tools), request.parallel_tool_calls is not False)
+    return rules_for(tools, choice, constraint)
+
+
+def constraint_of(request: ChatRequest) -> Constraint | None:
+    """The form that answers must have, whichever field asks for it. Raises InvalidRequest where several do."""
+    format = read_response_format(request.response_format, "response_format")
+    guided = {name: getattr(request, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")}
+    structured = read_structured_outputs(request.structured_outputs, "structured_outputs")
+    return only_one([*([format] if format else []), *structured, *read_guided(guided)])
 
 
 def invalid_request(error: ValidationError) -> InvalidRequest:

@@ -104,6 +104,7 @@ class RouterSettings:
     cors_origins: tuple[str, ...] = ()  # of pages whose scripts may ask, as https://example.com; *: of any; empty: none
     max_connections: int = 4096  # beyond that many, requests are answered 503
     max_head_bytes: int = 64 << 10  # of a request's line and headers
+    chat_template: str = ""  # file with a template in place of the model's own, e.g. one that tells it of tools
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -135,6 +136,7 @@ class EncoderSettings:
     host_cache_bytes: int = 0  # host memory for rows that had to leave the arena; 0: none
     gpu_jpeg: str = "auto"  # decode JPEG files on the GPU. auto: where it is there, and the dtype has 16 bits; on, off
     graphs: str = "auto"  # replay the tower's blocks as CUDA graphs. auto: on CUDA; on, off
+    decode_isolation: str = "auto"  # decode in processes that may be lost, one a thread. auto: there; processes, threads
     preprocess_threads: int = 0  # decode and resize images. 0: 2 on the CPU, half the cores but 8 at most on CUDA
     max_queued_items: int = 4096
 
@@ -145,6 +147,7 @@ class EncoderSettings:
             _require(getattr(self, name) >= 0, f"encoder.{name}", getattr(self, name), "0 or more")
         for name in ("gpu_jpeg", "graphs"):
             _require_choice(f"encoder.{name}", getattr(self, name), ("auto", "on", "off"))
+        _require_choice("encoder.decode_isolation", self.decode_isolation, ("auto", "processes", "threads"))
 
 
 ATTENTIONS = ("auto", "sdpa", "triton", "varlen", "flashinfer")

@@ -65,7 +65,7 @@ def _chat(asked: CountRequest, most_images: int, given: Mapping[str, Any]) -> Ch
     request = ChatRequest.model_construct(
         model=asked.model, messages=[], mm_processor_kwargs=asked.mm_processor_kwargs, **given
     )
-    return Chat(request, messages, make_parser=rules.make_parser)
+    return Chat(request, messages, rules=rules)
 
 
 def _function(value: Any, path: str) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """From the body of POST /v1/responses to a question."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,7 +60,7 @@ def read_response(body: bytes, most_images: int) -> ResponsesChat:
         top_logprobs=(asked.top_logprobs or 0) if wants_logprobs else None,
         **{name: getattr(asked, name) for name in _SAME_AS_CHAT},
     )
-    chat = ResponsesChat(request, messages, make_parser=rules.make_parser)
+    chat = ResponsesChat(request, messages, rules=rules)
     chat.asked_logprobs = wants_logprobs
     chat.echoed = _echoed(asked)
     return chat
@@ -108,6 +109,11 @@ def _format(text: Any) -> Any:
 
 
 def _echoed(asked: ResponsesRequest) -> dict[str, Any]:
+    for name in ("text", "tools", "tool_choice"):
+        try:
+            json.dumps(getattr(asked, name), allow_nan=False)
+        except ValueError:  # the parser takes more than JSON has, and what is told again must be JSON
+            raise InvalidRequest(f"{name} holds a number that is none", param=name) from None
     return {
         "instructions": asked.instructions,
         "max_output_tokens": asked.max_output_tokens,
