@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -12,8 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from triptych.router.admin import ACTIONS, EmbeddingsAdmin
 from triptych.router.anthropic.errors import AnthropicShape
+from triptych.router.cors import with_cors
 from triptych.router.edge import Edge, nested_response
 from triptych.router.failures import nested
+from triptych.router.gate import Gate
 from triptych.router.models_list import add_models
 from triptych.router.openapi import describe
 from triptych.router.posts import post_endpoints
@@ -23,18 +26,57 @@ from triptych.router.router import Router
 _NO_EMBEDDINGS = "no embedding model is served here; this server generates text"
 
 
+_PROBES = frozenset({"/health", "/ready", "/live", "/version"})
+_OF_OPERATORS = frozenset({"/metrics", "/v1/cluster"})
+_BELOW_OPERATORS = "/admin/"
+
+
+@dataclass(frozen=True, slots=True)
+class Apps:
+    """main: its life is the router's. admin: for the admin port, where there is one"""
+
+    main: ASGIApp
+    admin: ASGIApp | None
+
+
 def build_app(router: Router) -> ASGIApp:
-    """An application whose life is the router's: started with it, stopped with it."""
-    posts = post_endpoints(router)
-    edge_options: dict[str, Any] = {"metrics": router.metrics, "api_key": router.settings.router.api_key}
+    return build_apps(router).main
+
+
+def build_apps(router: Router) -> Apps:
+    """Raises ConfigError for keys or a usage log that cannot be opened."""
+    settings = router.settings.router
+    posts, gate = post_endpoints(router), Gate(router)
+    edge_options: dict[str, Any] = {"metrics": router.metrics, "gate": gate}
     quick = Edge(_Table(posts), **edge_options)
-    others = _build_others(router, posts, edge_options)
+    others = _build_others(router, gate, posts, edge_options)
+    missing = Edge(_missing, **edge_options)
+    has_admin_port = settings.admin_port > 0
 
     async def front(scope: Scope, receive: Receive, send: Send) -> None:
-        is_quick = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in posts
-        await (quick if is_quick else others)(scope, receive, send)
+        app: ASGIApp = others
+        if scope["type"] == "http":
+            if scope["method"] == "POST" and scope["path"] in posts:
+                app = quick
+            elif has_admin_port and _is_of_operators(scope["path"]):
+                app = missing
+        await app(scope, receive, send)
 
-    return AnthropicShape(front)
+    async def admin(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        await (others if path in _PROBES or _is_of_operators(path) else missing)(scope, receive, send)
+
+    main = AnthropicShape(front)
+    origins = settings.cors_origins
+    return Apps(with_cors(main, origins) if origins else main, admin if has_admin_port else None)
+
+
+def _is_of_operators(path: str) -> bool:
+    return path in _OF_OPERATORS or path.startswith(_BELOW_OPERATORS)
+
+
+async def _missing(scope: Scope, receive: Receive, send: Send) -> None:
+    await _not_found(scope["path"])(scope, receive, send)
 
 
 class _Table:
@@ -47,15 +89,17 @@ class _Table:
         await self._endpoints[scope["path"]](scope, receive, send)
 
 
-def _build_others(router: Router, posts: Mapping[str, ASGIApp], edge_options: Mapping[str, Any]) -> FastAPI:
+def _build_others(router: Router, gate: Gate, posts: Mapping[str, ASGIApp], edge_options: Mapping[str, Any]) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await router.start()
+        gate.start()
         try:
             yield
         finally:
             await router.stop()
+            await gate.stop()
 
     app = FastAPI(title="Triptych", version=version("triptych"), lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Edge, **edge_options)
@@ -96,9 +140,14 @@ async def _http_error(http: Request, error: Exception) -> Response:
     """Unknown routes and methods, in the shape of every other error."""
     if not isinstance(error, HTTPException):
         raise error
-    path = http.url.path
-    missing = _NO_EMBEDDINGS if path == "/v1/embeddings" else f"there is no {path[:200]!r} here"
-    message = {404: missing, 405: f"{http.method} is not allowed here"}
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    body = nested(message.get(error.status_code, str(error.detail)), "invalid_request_error", None, code)
+    if error.status_code == 404:
+        return _not_found(http.url.path)
+    is_method = error.status_code == 405
+    message = f"{http.method} is not allowed here" if is_method else str(error.detail)
+    body = nested(message, "invalid_request_error", None, "method_not_allowed" if is_method else None)
     return nested_response(error.status_code, body, error.headers or {})
+
+
+def _not_found(path: str) -> Response:
+    message = _NO_EMBEDDINGS if path == "/v1/embeddings" else f"there is no {path[:200]!r} here"
+    return nested_response(404, nested(message, "invalid_request_error", None, "not_found"), {})

@@ -1,8 +1,10 @@
 """Who asks, as the edge has found out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.types import Scope
+
+from triptych.router.account import Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,10 +12,12 @@ class Caller:
     """tenant: the name behind the key; empty where the server knows no keys.
 
     request_id: what the client reads in x-request-id, and the log says
+    account: where the edge has summed up what the request takes; None where nobody keeps account
     """
 
     tenant: str = ""
     request_id: str = ""
+    account: Account | None = field(default=None, compare=False)
 
 
 NOBODY = Caller()
@@ -21,4 +25,4 @@ NOBODY = Caller()
 
 def caller_of(scope: Scope) -> Caller:
     state = scope.get("state", {})
-    return Caller(state.get("tenant", ""), state.get("request_id", ""))
+    return Caller(state.get("tenant", ""), state.get("request_id", ""), state.get("account"))

@@ -1,6 +1,7 @@
 """Errors as HTTP tells them: always `{"error": {message, type, param, code}}`."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,19 +12,23 @@ from triptych.errors import (
     InternalError,
     InvalidMedia,
     InvalidRecord,
+    LayoutMismatch,
     Overloaded,
+    PermissionDenied,
+    RateLimited,
     TransferFailed,
     TriptychError,
     Unauthorized,
-    WrongIncarnation,
+    WorkerLost,
 )
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1
+_LONGEST_RETRY_AFTER_SECONDS = 60  # clients that are told more give up, or come back at once
 
 # Their messages speak of addresses, paths and digests inside the cluster.
-_INSIDE = (ClaimExpired, FingerprintMismatch, TransferFailed, WrongIncarnation)
+_INSIDE = (ClaimExpired, FingerprintMismatch, LayoutMismatch, TransferFailed, WorkerLost)
 
 
 def error_body(error: TriptychError) -> dict[str, Any]:
@@ -40,10 +45,19 @@ def nested(message: str, kind: str, param: str | None, code: str | None) -> dict
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_headers(error: TriptychError) -> Mapping[str, str]:
+def error_headers(error: TriptychError, room_seconds: float = RETRY_AFTER_SECONDS) -> Mapping[str, str]:
+    """room_seconds: when there may be room again, for errors that do not know better
+
+    Clients judge by the status alone whether to try again, which sends bodies of many megabytes: 429 and all of 5xx,
+    unless they are told.
+    """
+    headers = {"x-should-retry": "true" if error.retryable else "false"}
+    if error.http_status == 401:
+        headers["www-authenticate"] = "Bearer"
     if error.http_status in (429, 503):
-        return {"retry-after": str(RETRY_AFTER_SECONDS)}
-    return {}
+        seconds = room_seconds if error.retry_after_seconds is None else error.retry_after_seconds
+        headers["retry-after"] = str(min(_LONGEST_RETRY_AFTER_SECONDS, max(1, math.ceil(seconds))))
+    return headers
 
 
 def name_image(error: TriptychError, params: Sequence[str]) -> None:
@@ -67,6 +81,8 @@ def _message(error: TriptychError) -> str:
 def _type(error: TriptychError) -> str:
     if isinstance(error, Unauthorized):
         return "authentication_error"
-    if isinstance(error, Overloaded):
+    if isinstance(error, PermissionDenied):
+        return "permission_error"
+    if isinstance(error, Overloaded | RateLimited):
         return "rate_limit_error"
     return "server_error" if isinstance(error, ClusterError) else "invalid_request_error"

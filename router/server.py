@@ -5,15 +5,18 @@ import logging
 import socket
 import threading
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from triptych.config import Settings
 from triptych.errors import ConfigError, InternalError
 from triptych.models.card import ModelCard
-from triptych.router.app import build_app
-from triptych.router.connection import Connection
+from triptych.router.acceptor import Acceptor
+from triptych.router.app import build_apps
+from triptych.router.connection import connection_class
 from triptych.router.link import KnownWorker
 from triptych.router.router import Router
 
@@ -34,8 +37,13 @@ class RouterServer:
         card: ModelCard,
         workers: Sequence[KnownWorker] = (),
         listener: socket.socket | None = None,
+        acceptor: Acceptor | None = None,
     ) -> None:
-        """listener: bound already, and owned by this from now on; None: one is made, as the settings say"""
+        """listener: bound already, and owned by this from now on; None: one is made, as the settings say
+
+        acceptor: where other routers listen on it as well
+        """
+        self._acceptor = acceptor
         self.settings = settings
         self._listener = listener
         self._card = card
@@ -43,13 +51,22 @@ class RouterServer:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: uvicorn.Server | None = None
+        self._admin_listener: socket.socket | None = None
         self._router: Router | None = None
         self._ready = threading.Event()
         self._error: BaseException | None = None
 
     def start(self) -> int:
         """The port it listens on. Raises ConfigError where it cannot listen, and what else keeps it from starting."""
-        listener = self._listener or _listen(self.settings.router.host, self.settings.router.port)
+        limits, is_one_of_many = self.settings.router, self.settings.serve.routers > 1
+        if limits.admin_port:
+            # Any of several routers answers an operator: what they tell is all routers' or the workers'.
+            self._admin_listener = _listen(limits.admin_host, limits.admin_port, shared=is_one_of_many)
+        try:
+            listener = self._listener or _listen(limits.host, limits.port)
+        except ConfigError:
+            self._close_admin()
+            raise
         self._thread = threading.Thread(target=self._serve, args=(listener,), name="router", daemon=True)
         self._thread.start()
         if not self._ready.wait(START_SECONDS):
@@ -90,45 +107,85 @@ class RouterServer:
             logger.exception("the router ended")
         finally:
             listener.close()
+            self._close_admin()
             self._ready.set()
+
+    def _close_admin(self) -> None:
+        if self._admin_listener is not None:
+            self._admin_listener.close()
 
     async def _run(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._router = Router(self.settings, self._card, self._workers)
-        config = uvicorn.Config(
-            build_app(self._router),
-            http=Connection,
+        apps = build_apps(self._router)
+        self._server = _Server(self._config(apps.main, "on"), self._ready, self._acceptor)
+        if apps.admin is None or self._admin_listener is None:
+            await self._server.serve(sockets=[listener])
+            return
+        admin = uvicorn.Server(self._config(apps.admin, "off"))
+        serving = asyncio.create_task(admin.serve(sockets=[self._admin_listener]))
+        try:
+            await self._server.serve(sockets=[listener])
+        finally:
+            admin.should_exit = True  # last: operators may watch how requests in flight come to an end
+            await serving
+
+    def _config(self, app: ASGIApp, lifespan: Literal["on", "off"]) -> uvicorn.Config:
+        limits = self.settings.router
+        assert self._router is not None
+        return uvicorn.Config(
+            app,
+            http=connection_class(limits.max_connections, self._router.metrics),
             ws="none",
-            lifespan="on",
+            lifespan=lifespan,
             access_log=False,
-            log_level=self.settings.router.log_level,
+            log_level=limits.log_level,
             log_config=None,
             server_header=False,
             backlog=_BACKLOG,
             timeout_graceful_shutdown=DRAIN_SECONDS,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            h11_max_incomplete_event_size=limits.max_head_bytes,
         )
-        self._server = _Server(config, self._ready)
-        await self._server.serve(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Tells when it listens."""
+    """Tells when it listens; shares its listener fairly where it has an acceptor."""
 
-    def __init__(self, config: uvicorn.Config, ready: threading.Event) -> None:
+    def __init__(self, config: uvicorn.Config, ready: threading.Event, acceptor: Acceptor | None) -> None:
         super().__init__(config)
         self._ready = ready
+        self._acceptor = acceptor
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup(sockets if self._acceptor is None else [])
+        if self._acceptor is not None:
+            [listener] = sockets or []
+            self._acceptor.start(listener, self.server_state, self._protocol, _BACKLOG)
         self._ready.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._acceptor is not None:
+            self._acceptor.stop()
+        await super().shutdown(sockets)
 
-def _listen(host: str, port: int) -> socket.socket:
+    def _protocol(self) -> asyncio.Protocol:
+        """As uvicorn makes one for a connection that it has accepted itself."""
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
+
+def _listen(host: str, port: int, shared: bool = False) -> socket.socket:
+    """shared: with other processes of ours"""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
         listener.listen(_BACKLOG)
     except OSError as error:

@@ -1,0 +1,22 @@
+"""What one HTTP request has taken, summed up while it is answered."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Account:
+    """Numbers of tokens, over all answers that the request asked for.
+
+    error: class of what the last one failed with, though the status may have told success already
+    """
+
+    model: str = ""
+    prompt_tokens: int = 0
+    image_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    error: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens

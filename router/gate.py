@@ -1,0 +1,131 @@
+"""Who may pass the edge, how often, and what is written down of it: what all of a server's edges share."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from triptych.errors import ConfigError, PermissionDenied, Unauthorized
+from triptych.router.account import Account
+from triptych.router.auth import Key, KeyFile
+from triptych.router.limits import Limiter, Meter
+from triptych.router.pace import Pace
+from triptych.router.router import Ended, Router
+from triptych.router.usage_log import UsageLog
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+
+
+class Gate:
+    """From `start` to `stop` it looks whether the keys have changed. Everything else takes microseconds."""
+
+    def __init__(self, router: Router, now: Callable[[], float] = time.monotonic) -> None:
+        """Raises ConfigError for keys that cannot be read, and a usage log that cannot be written."""
+        settings = router.settings
+        self._router = router
+        self._now = now
+        self._keys = KeyFile(settings.router)
+        self._limiter = Limiter(settings.serve.routers)
+        self._limiter.update(self._keys.ring.limits_by_tenant, now())
+        log_path = settings.router.usage_log
+        self._usage_log = UsageLog(Path(log_path), self._dropped) if log_path else None
+        self._pace = Pace()
+        self._watching: asyncio.Task[None] | None = None
+        router.on_end.append(self._ended)
+
+    def start(self) -> None:
+        if self._usage_log is not None:
+            self._usage_log.start()
+        if self._keys.changes:
+            self._watching = asyncio.create_task(self._watch())
+
+    async def stop(self) -> None:
+        """Once the last requests have ended."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
+        if self._usage_log is not None:
+            await asyncio.to_thread(self._usage_log.close)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether anybody is asked for one. A server whose file of keys is empty lets nobody in."""
+        return self._keys.changes or bool(self._keys.ring)
+
+    def admit(self, presented: bytes, *, needs_admin: bool) -> Key:
+        """Raises Unauthorized and PermissionDenied."""
+        key = self._keys.ring.find(presented) if presented else None
+        if key is None:
+            raise Unauthorized("the API key is missing or wrong")
+        if needs_admin and not key.is_admin:
+            raise PermissionDenied("this key may not ask what operators ask")
+        return key
+
+    def enter(self, tenant: str) -> Meter | None:
+        """The meter that the request has entered, and has to leave. Raises RateLimited."""
+        meter = self._limiter.meter(tenant)
+        if meter is not None:
+            meter.enter(self._now())
+        return meter
+
+    def leave(self, meter: Meter, account: Account) -> None:
+        meter.leave(account.num_tokens, self._now())
+
+    def headers(self, meter: Meter) -> list[tuple[bytes, bytes]]:
+        return meter.headers(self._now())
+
+    def seconds_until_room(self) -> float:
+        return self._pace.seconds_until_room(self._router.running)
+
+    def write_down(
+        self, tenant: str, request_id: str, endpoint: str, status: int, account: Account, began: float
+    ) -> None:
+        """began: on the monotonic clock of `time`"""
+        if self._usage_log is not None:
+            self._usage_log.write(
+                {
+                    "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    "request_id": request_id,
+                    "tenant": tenant,
+                    "endpoint": endpoint,
+                    "model": account.model,
+                    "status": status,
+                    "error": account.error or None,
+                    "prompt_tokens": account.prompt_tokens,
+                    "image_tokens": account.image_tokens,
+                    "completion_tokens": account.completion_tokens,
+                    "cached_tokens": account.cached_tokens,
+                    "seconds": round(time.monotonic() - began, 4),
+                }
+            )
+
+    def _ended(self, ending: Ended) -> None:
+        self._pace.ended(ending.request.timeline.since_start())
+        account = ending.caller.account
+        if account is not None:
+            usage = ending.usage
+            account.model = self._router.name
+            account.prompt_tokens += usage.prompt_tokens
+            account.image_tokens += usage.image_tokens
+            account.completion_tokens += usage.completion_tokens
+            account.cached_tokens += usage.cached_tokens
+            account.error = type(ending.error).__name__ if ending.error is not None else ""
+
+    def _dropped(self, num_lines: int) -> None:
+        self._router.metrics.count("triptych:usage_log_dropped_total", num_lines)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                changed = await asyncio.to_thread(self._keys.reload)
+            except ConfigError as error:
+                logger.error("the keys stay as they were: %s", error)
+                continue
+            if changed:
+                self._limiter.update(self._keys.ring.limits_by_tenant, self._now())
+                logger.info("there are %d keys now", len(self._keys.ring))
