@@ -141,6 +141,15 @@ def digest_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+def toml_of(key: Key) -> str:
+    """The key's table, as `read_keys` reads it."""
+    numbers = {name: getattr(key.limits, name) for name in _LIMITS}
+    lines = ["[[keys]]", f'tenant = "{key.tenant}"', f'sha256 = "{key.sha256}"']
+    lines += [f"{name} = {number}" for name, number in numbers.items() if number]
+    lines += ['role = "admin"'] if key.is_admin else []
+    return "\n".join(lines) + "\n"
+
+
 def _key(entry: Any, number: int) -> Key:
     where = f"keys[{number}]"
     if not isinstance(entry, dict):

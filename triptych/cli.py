@@ -17,6 +17,7 @@ COMMANDS = {
     "ask": "triptych.client:run_ask",
     "status": "triptych.client:run_status",
     "bench": "triptych.loadgen.command:run",
+    "keys": "triptych.router.key_command:run",
     "batch": "triptych.batch.command:run",
 }
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -45,7 +46,18 @@ def build_parser() -> argparse.ArgumentParser:
     _add_status(commands.add_parser("status", help="the live cluster as a table"))
     _add_bench(commands.add_parser("bench", help="load a server and measure it"))
     _add_batch(commands.add_parser("batch", help="answer a file of requests, in OpenAI's batch format"))
+    _add_keys(commands.add_parser("keys", help="API keys for a server's file of keys"))
     return parser
+
+
+def _add_keys(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    new = actions.add_parser("new", help="print a fresh key, and its table for the file")
+    new.add_argument("name", help="the tenant, as logs and limits call it")
+    new.add_argument("--requests-per-minute", type=int, default=0, help="0: no limit (default)")
+    new.add_argument("--tokens-per-minute", type=int, default=0, help="of prompt and answer; 0: no limit (default)")
+    new.add_argument("--max-concurrent", type=int, default=0, help="requests in flight; 0: no limit (default)")
+    new.add_argument("--admin", action="store_true", help="may ask what operators ask")
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +70,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--routers", type=int, help="router processes behind the port (default: 1)")
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one (default: 8000)")
+    parser.add_argument("--admin-port", type=int, help="port that /metrics, /admin/ and /v1/cluster move to")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
     parser.add_argument("--load-format", choices=("auto", "dummy"), help="dummy: random weights, for measuring")

@@ -56,6 +56,7 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
     given = vars(arguments)
     flags = {f"serve.{name}": given.get(name) for name in _SERVE_FLAGS}
     flags |= {"router.host": given.get("host"), "router.port": given.get("port")}
+    flags["router.admin_port"] = given.get("admin_port")
     flags["router.allow_media_cidrs"] = given.get("allow_media_cidr")
     flags["router.allow_media_hosts"] = given.get("allow_media_host")
     flags["router.media_roots"] = given.get("media_root")
