@@ -177,9 +177,10 @@ async def send(bench: BenchOptions, bodies: Sequence[bytes], concurrency: int) -
 
 
 @contextmanager
-def scripted_worker(step_ms: float) -> Iterator[str]:
-    """Its address."""
-    with _process(["-m", "bench.scripted_worker", "--model", MODEL, "--step-ms", str(step_ms)], None) as process:
+def scripted_worker(step_ms: float, times: Path | None = None) -> Iterator[str]:
+    """Its address. times: where it writes when requests came"""
+    words = ["-m", "bench.scripted_worker", "--model", MODEL, "--step-ms", str(step_ms)]
+    with _process([*words, *(("--times", str(times)) if times is not None else ())], None) as process:
         yield _line(process, r"(\S+:\d+)")[1]
 
 

@@ -3,13 +3,18 @@
 It has all three roles and speaks the whole protocol as a real one does: media are read out of shared memory, rows are
 claimed item by item, KV chunk by chunk, and every step sends the tokens of all running sequences in one message. What
 it takes to answer is nobody's figure, as long as its own core is not the router's.
+
+--times FILE: one line for each request whose first token is there, with its id and three times of the monotonic clock
+in seconds: its first call came, its prompt came, its first token was given to gRPC.
 """
 
 import argparse
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import grpc.aio
 
@@ -41,9 +46,11 @@ class ScriptedWorker(
     prefill_pb2_grpc.PrefillServicer,
     decode_pb2_grpc.DecodeServicer,
 ):
-    def __init__(self, fingerprint: bytes, step_seconds: float) -> None:
+    def __init__(self, fingerprint: bytes, step_seconds: float, times: TextIO | None = None) -> None:
         self._fingerprint = fingerprint
         self._step_seconds = step_seconds
+        self._times = times
+        self._came: dict[bytes, float] = {}  # by request
         self.endpoint = Endpoint("", secrets.randbits(62) + 1)
         self._batches: dict[str, asyncio.Queue[decode_pb2.TokenBatch]] = {}  # by router
         self._running: dict[bytes, tuple[decode_pb2.DecodeStart, int]] = {}  # with the last position, by request
@@ -86,6 +93,7 @@ class ScriptedWorker(
 
     async def Prefill(self, requests: AsyncIterator[prefill_pb2.PrefillRequest], context: Any) -> AsyncIterator[Any]:
         start = (await anext(requests)).start
+        prompt_came = time.monotonic()
         items = range(len(start.layout.items))
         yield prefill_pb2.PrefillReply(accepted=prefill_pb2.Accepted(items=items, more=False))
         async for _ in requests:
@@ -96,9 +104,15 @@ class ScriptedWorker(
                 ref = self._kv(begin, min(begin + CHUNK_TOKENS, total))
                 yield prefill_pb2.PrefillReply(kv=wire.kv_ref_to_pb(ref))
         first = [wire.token_to_pb(_token(branch, 0, start.sampling.max_tokens)) for branch in range(start.branches)]
-        yield prefill_pb2.PrefillReply(first=prefill_pb2.FirstTokens(tokens=first))
+        reply = prefill_pb2.PrefillReply(first=prefill_pb2.FirstTokens(tokens=first))
+        request_id = start.envelope.request_id
+        came = self._came.pop(request_id, prompt_came)
+        if self._times is not None:
+            print(request_id.hex(), came, prompt_came, time.monotonic(), file=self._times)
+        yield reply
 
     async def Reserve(self, request: decode_pb2.ReserveRequest, context: Any) -> decode_pb2.ReserveReply:
+        self._came[request.envelope.request_id] = time.monotonic()
         return decode_pb2.ReserveReply(reserved_blocks=1)
 
     async def Decode(self, requests: AsyncIterator[decode_pb2.DecodeRequest], context: Any) -> decode_pb2.DecodeReply:
@@ -151,9 +165,9 @@ def _token(choice: int, position: int, max_tokens: int) -> Token:
     return Token(FIRST_ID + position % 200, -0.25, choice, position, "length" if position == max_tokens - 1 else "")
 
 
-async def serve(model: str, step_seconds: float) -> None:
+async def serve(model: str, step_seconds: float, times: TextIO | None) -> None:
     """Prints its address once it answers; until cancelled."""
-    worker = ScriptedWorker(load_card(model, "auto").fingerprint, step_seconds)
+    worker = ScriptedWorker(load_card(model, "auto").fingerprint, step_seconds, times)
     server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
     port = server.add_insecure_port("127.0.0.1:0")
     worker.endpoint = Endpoint(f"127.0.0.1:{port}", worker.endpoint.incarnation)
@@ -177,9 +191,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny-vl")
     parser.add_argument("--step-ms", type=float, default=10.0)
+    parser.add_argument("--times", type=Path, metavar="FILE")
     options = parser.parse_args()
+    times = options.times.open("w", buffering=1) if options.times is not None else None
     try:
-        asyncio.run(serve(options.model, options.step_ms / 1000))
+        asyncio.run(serve(options.model, options.step_ms / 1000, times))
     except KeyboardInterrupt:
         pass
 

@@ -114,8 +114,8 @@ class Server:
         return os.pread(number, os.fstat(number).st_size, 0).decode(errors="replace")[-characters:]
 
     def router_cpu_seconds(self) -> float:
-        """CPU time of the router's process so far, all its threads."""
-        return cpu_seconds(process_listening_on(int(self.url.rpartition(":")[2])))
+        """CPU time of the routers' processes so far, all their threads."""
+        return sum(map(cpu_seconds, processes_answering_on(int(self.url.rpartition(":")[2]))))
 
     def router_cpu_share(self, seconds: float = 5.0) -> float:
         """CPU seconds per second that the router takes when nobody asks it anything."""
@@ -130,16 +130,23 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def process_listening_on(port: int) -> int:
-    """The process that answers on a TCP port of this host, wherever Ray has put it."""
+def processes_answering_on(port: int) -> list[int]:
+    """The processes that accept on a TCP port of this host: not the one that has made the socket for them."""
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    holders = set()
     for descriptors in Path("/proc").glob("[0-9]*/fd"):
         try:
             if any(os.readlink(entry) in sockets for entry in descriptors.iterdir()):
-                return int(descriptors.parent.name)
+                holders.add(int(descriptors.parent.name))
         except OSError:
             continue  # another user's process, or one that has just ended
-    raise RuntimeError(f"no process listens on port {port}")
+    if not holders:
+        raise RuntimeError(f"no process listens on port {port}")
+    return sorted(pid for pid in holders if len(holders) == 1 or _parent(pid) in holders)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _listening_inodes(port: int) -> list[str]:

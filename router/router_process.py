@@ -1,18 +1,20 @@
 """`python -m triptych.router.router_process`: one router of a server, told everything by the process that started it.
 
 It inherits two sockets: the one that all routers of the server accept on, and one end of a pair whose other end the
-supervisor holds. On that pair it reads its settings and who the workers are, and it ends when the pair does: so it
-outlives its supervisor by no more than the answers that are being written, however the supervisor ends.
+supervisor holds; beside them, where it is one of several, the memory in which they count their connections. On the
+pair it reads its settings and who the workers are, and it ends when the pair does: so it outlives its supervisor by no
+more than the answers that are being written, however the supervisor ends.
 """
 
 import argparse
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +26,7 @@ from triptych.journey import Endpoint, Role
 from triptych.json_lines import JsonLines
 from triptych.metrics import FOLDER_VARIABLE
 from triptych.models.card import load_card
+from triptych.router.acceptor import Acceptor, Loads
 from triptych.router.link import KnownWorker
 from triptych.router.server import DRAIN_SECONDS, RouterServer
 
@@ -38,8 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--control", type=int, required=True, help="descriptor of the supervisor's socket")
     options = parser.parse_args(arguments)
     control = JsonLines(socket.socket(fileno=options.control))
+    told_to_end = threading.Event()
+
+    def end(*_: Any) -> None:
+        told_to_end.set()
+        control.hang_up()
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: control.hang_up())
+        signal.signal(number, end)
     task = control.receive()
     if task is None:
         return 0
@@ -51,12 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except BrokenPipeError:
         return 0
-    threading.Thread(target=_tell_end, args=(server, control), daemon=True).start()
+    threading.Thread(target=_tell_end, args=(server, end), daemon=True).start()
     _obey(control, server)
     last = threading.Timer(_LONGEST_END_SECONDS, os._exit, (1,))
     last.daemon = True
     last.start()
     server.stop()
+    if task["metrics_folder"] and not told_to_end.is_set():
+        shutil.rmtree(task["metrics_folder"], ignore_errors=True)  # whose supervisor cannot do it any more
     return 0
 
 
@@ -65,11 +76,14 @@ def share_of(settings: Settings, count: int) -> Settings:
     if count == 1:
         return settings
     router = settings.router
-    shared = {name: max(1, getattr(router, name) // count) for name in _DIVIDED}
+    shared = {name: -(-getattr(router, name) // count) for name in _DIVIDED}  # what is 0 stays so
     return replace(settings, router=replace(router, **shared))
 
 
-_DIVIDED = ("media_budget_bytes",)
+_DIVIDED = (
+    *("media_budget_bytes", "media_cache_bytes", "media_names_bytes"),
+    *("concurrent_fetches", "fetches_per_host"),
+)
 
 
 def _start(task: Mapping[str, Any], listener: socket.socket) -> RouterServer:
@@ -81,7 +95,10 @@ def _start(task: Mapping[str, Any], listener: socket.socket) -> RouterServer:
         _count_in(task["metrics_folder"], task["index"])
     serve, precision = settings.serve, settings.language.precision
     card = load_card(serve.model, serve.dtype, load_format=serve.load_format, precision=precision)
-    server = RouterServer(settings, card, listener=listener)
+    acceptor = None
+    if task["count"] > 1:
+        acceptor = Acceptor(Loads(task["loads"], task["count"]), task["index"])
+    server = RouterServer(settings, card, listener=listener, acceptor=acceptor)
     server.start()
     return server
 
@@ -122,10 +139,10 @@ def _worker(entry: Mapping[str, Any]) -> KnownWorker:
     return KnownWorker(entry["worker_id"], endpoint, frozenset(Role(role) for role in entry["roles"]))
 
 
-def _tell_end(server: RouterServer, control: JsonLines) -> None:
+def _tell_end(server: RouterServer, end: Callable[[], None]) -> None:
     """A router whose server has ended for a reason of its own is of no use: another takes its place."""
     server.wait()
-    control.hang_up()
+    end()
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ class Variation:
     kv_blocks: int = 0  # of 16 tokens, in each language worker; 0: very many
     margin_tokens: int = 0  # reserved for an answer; 0: predicted
     swap_blocks: int = 0  # that host memory takes of those that make room
+    routers: int = 1
 
     def __str__(self) -> str:
         name = f"{self.model}-{self.topology}-{self.encoders}-{self.prefills}-{self.chunk_tokens}"
@@ -61,6 +62,7 @@ class Variation:
                 topology=self.topology,
                 encoders=self.encoders,
                 prefills=self.prefills,
+                routers=self.routers,
                 device="cpu",
                 ray="local",
                 cpu_threads=1,

@@ -2,23 +2,27 @@
 
 import contextlib
 import logging
+import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from prometheus_client.multiprocess import mark_process_dead
 
 from triptych.errors import ConfigError
 from triptych.json_lines import JsonLines
+from triptych.router.acceptor import ABSENT, Loads
 
 log = logging.getLogger(__name__)
 
 _LONG_SECONDS = 30.0  # a router that lived so long has not died of what it was started with
 _FIRST_WAIT_SECONDS = 0.25
 _LONGEST_WAIT_SECONDS = 15.0
+_LAST_BYTES = 4096
 
 
 class RouterSlot:
@@ -29,17 +33,23 @@ class RouterSlot:
         index: int,
         task: Mapping[str, Any],
         listener: socket.socket,
+        memory: int,
+        loads: Loads,
         progress: Callable[[str], None],
         show_logs: bool,
     ) -> None:
-        """task: what a router is told first"""
+        """task: what a router is told first; memory: the descriptor of the loads"""
         self.name = f"router-{index}" if task["count"] > 1 else "router"
         self.is_ready = False
         self.answers: dict[str, Any] = {}  # to what it was asked since it is here
         self._task = task
         self._listener = listener
+        self._index: int = task["index"]
+        self._memory = memory
+        self._loads = loads
+        loads.tell(self._index, ABSENT)
         self._progress = progress
-        self._show_logs = show_logs
+        self._log: IO[bytes] | None = None if show_logs else tempfile.TemporaryFile()  # noqa: SIM115  # lives as long
         self._workers: Sequence[Mapping[str, Any]] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: JsonLines | None = None
@@ -62,10 +72,10 @@ class RouterSlot:
         with theirs:
             self._process = subprocess.Popen(
                 command,
-                pass_fds=(self._listener.fileno(), theirs.fileno()),
+                pass_fds=(self._listener.fileno(), theirs.fileno(), self._memory),
                 stdin=subprocess.DEVNULL,
-                stdout=None if self._show_logs else subprocess.DEVNULL,
-                stderr=None if self._show_logs else subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
                 start_new_session=True,  # a terminal's Ctrl-C is the supervisor's, who ends things in order
             )
         self._lines = JsonLines(ours)
@@ -129,15 +139,24 @@ class RouterSlot:
         waits = _FIRST_WAIT_SECONDS * 2.0 ** min(self._early_deaths - 1, 10) if self._early_deaths else 0.0
         self._begins_at = now + min(waits, _LONGEST_WAIT_SECONDS)
         if not self.is_ready and not self._failure:
-            self._failure = f"its process ended with status {status}"
+            self._failure = f"its process ended with status {status}{self._last_words()}"
         if not self._ending:
             self._progress(f"{self.name} is down ({self._failure or f'status {status}'}); another takes its place")
         self.is_ready = False
+        self._loads.tell(self._index, ABSENT)
         self.answers.clear()
         self._process = None
         self._hang_up()
         if self._task["metrics_folder"]:
-            mark_process_dead(self._task["index"], self._task["metrics_folder"])
+            mark_process_dead(self._index, self._task["metrics_folder"])
+
+    def _last_words(self) -> str:
+        """The last line of what it has logged, where that was not shown."""
+        if self._log is None:
+            return ""
+        size = os.fstat(self._log.fileno()).st_size
+        end = os.pread(self._log.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
+        return f": {end.strip().splitlines()[-1]}" if end.strip() else ""
 
     def _hang_up(self) -> None:
         if self._lines is not None:

@@ -6,6 +6,7 @@ a router dies is taken by the others, or by the one that takes its place.
 
 import contextlib
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -18,6 +19,7 @@ from triptych.cluster.ports import bound
 from triptych.cluster.router_slot import RouterSlot
 from triptych.config import Settings, settings_as_values
 from triptych.errors import ClusterError
+from triptych.router.acceptor import Loads
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +40,18 @@ class RouterProcesses:
         self._listener = bound(settings.router.host, settings.router.port)
         self.port: int = self._listener.getsockname()[1]
         self._metrics_folder = tempfile.mkdtemp(prefix="triptych-routers-") if settings.serve.routers > 1 else ""
+        count = settings.serve.routers
+        self._memory = os.memfd_create("triptych-routers")
+        os.ftruncate(self._memory, Loads.num_bytes(count))
+        self._loads = Loads(self._memory, count)
         self._lock = threading.RLock()
         self._done = threading.Event()
         # Not the supervisor's watcher: that one waits for Ray, at times for seconds.
         self._watcher = threading.Thread(target=self._watch, name="routers", daemon=True)
         self._workers: list[dict[str, Any]] = []
         self._slots = [
-            RouterSlot(index, self._task(index), self._listener, progress, show_logs)
-            for index in range(settings.serve.routers)
+            RouterSlot(index, self._task(index), self._listener, self._memory, self._loads, progress, show_logs)
+            for index in range(count)
         ]
 
     def start(self) -> None:
@@ -110,6 +116,9 @@ class RouterProcesses:
         self._done.set()
         with self._lock:
             self._listener.close()
+            if self._memory >= 0:
+                os.close(self._memory)
+                self._memory = -1
             for slot in self._slots:
                 slot.end()
             deadline = time.monotonic() + _STOP_SECONDS
@@ -135,6 +144,7 @@ class RouterProcesses:
             "index": index,
             "count": self._settings.serve.routers,
             "metrics_folder": self._metrics_folder,
+            "loads": self._memory,
         }
 
 
