@@ -9,10 +9,12 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from tests.multimodal.parts import image, random_parts, text
 from triptych import wire
-from triptych.errors import DeadlineExceeded, InternalError, InvalidRecord, TriptychError, WorkerLost
+from triptych.errors import DeadlineExceeded, InternalError, InvalidRecord, InvalidRequest, TriptychError, WorkerLost
+from triptych.grammar.spec import Grammar
 from triptych.journey import BlockRef, EmbeddingRef, Endpoint, KVRef, Layout, Shard, new_claim_id
 from triptych.multimodal.layout import lay_out, verify_layout
 from triptych.pb import common_pb2
+from triptych.sampling import Sampling
 
 OWNER = Endpoint("127.0.0.1:50123", (1 << 62) + 5)
 
@@ -74,6 +76,20 @@ def test_refs_come_out_of_the_wire_as_they_went_in() -> None:
     blocks = tuple(BlockRef(index * 3, index + 1) for index in range(9))
     kv = KVRef(new_claim_id(), OWNER, blocks, 16, 160, (Shard(0, 2, 0),), "bfloat16", bytes(16), 30.0, 3, bytes(16), 32)
     assert wire.kv_ref_from_pb(wire.kv_ref_to_pb(kv)) == kv
+
+
+@pytest.mark.parametrize("grammar", [None, Grammar("json_object", ""), Grammar("regex", "ä+")])
+def test_sampling_comes_out_of_the_wire_with_its_grammar(grammar: Grammar | None) -> None:
+    sampling = Sampling(grammar=grammar, stop_token_ids=(2,), logit_bias={5: 1.5})
+    message = common_pb2.Sampling.FromString(wire.sampling_to_pb(sampling).SerializeToString())
+    assert wire.sampling_from_pb(message) == sampling
+
+
+def test_a_grammar_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="of kind 'xml'"):
+        wire.sampling_from_pb(
+            common_pb2.Sampling(temperature=1, top_p=1, max_tokens=1, repetition_penalty=1, grammar={"kind": "xml"})
+        )
 
 
 def test_an_item_of_an_unknown_modality_is_refused() -> None:

@@ -1,5 +1,7 @@
 """The scheduler: what goes into a step, and who holds what meanwhile."""
 
+from typing import Any
+
 import pytest
 
 from tests.engine.books import ROW_BYTES, branches, prompt, reservation, scheduler
@@ -7,6 +9,7 @@ from tests.multimodal.parts import image, masked, text
 from triptych.engine.plan import Announcement, StepPlan
 from triptych.engine.sequence import finish_reason
 from triptych.errors import ConfigError, ContextTooLong
+from triptych.grammar.spec import Grammar
 from triptych.multimodal.layout import lay_out
 from triptych.sampling import Sampling
 
@@ -214,6 +217,7 @@ def test_limits_name_the_setting_that_cannot_work() -> None:
         (5, 0, {}, ""),
         (9, 0, {}, "stop"),
         (9, 0, {"ignore_eos": True}, ""),
+        (9, 0, {"ignore_eos": True, "grammar": Grammar("regex", "a")}, "stop"),
         (5, 2, {}, ""),
         (5, 3, {}, "length"),
         (9, 3, {}, "stop"),
@@ -221,8 +225,8 @@ def test_limits_name_the_setting_that_cannot_work() -> None:
         (5, 3, {"max_tokens": 99}, "length"),  # 6 + 4 tokens are the whole context
     ],
 )
-def test_an_answer_ends_with(token_id: int, position: int, changes: dict[str, int], reason: str) -> None:
-    sampling = Sampling(**{"max_tokens": 4, "stop_token_ids": (9,)} | changes)  # type: ignore[arg-type]
+def test_an_answer_ends_with(token_id: int, position: int, changes: dict[str, Any], reason: str) -> None:
+    sampling = Sampling(**{"max_tokens": 4, "stop_token_ids": (9,)} | changes)
     assert finish_reason(token_id, position, sampling, prompt_tokens=6, max_model_len=10) == reason
 
 
