@@ -19,7 +19,7 @@ from triptych.config import RouterSettings, Settings, TransferSettings
 from triptych.journey import Role
 from triptych.models.card import ModelCard
 from triptych.router.app import build_app
-from triptych.router.connection import Connection
+from triptych.router.connection import connection_class
 from triptych.router.prompt import PromptBuilder
 from triptych.router.router import Router
 
@@ -119,8 +119,15 @@ async def serving(
 @asynccontextmanager
 async def _listening(router: Router) -> AsyncIterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
+    limits = router.settings.router
     config = uvicorn.Config(
-        build_app(router), http=Connection, log_config=None, lifespan="on", ws="none", timeout_graceful_shutdown=1
+        build_app(router),
+        http=connection_class(limits.max_connections, router.metrics),
+        log_config=None,
+        lifespan="on",
+        ws="none",
+        timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=limits.max_head_bytes,
     )
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
