@@ -85,7 +85,7 @@ NESTED: Mapping[str, str] = {
     "messages[].content[].text": "the text of a text part",
     "messages[].content[].image_url.url": "http, https or data URL",
     "messages[].content[].image_url.detail": "`auto`, `low`, `high` or `original`",
-    "messages[].content[].uuid": f"beside an image, up to {LONGEST_UUID} characters: later requests may leave the image out",
+    "messages[].content[].uuid": f"beside an image, up to {LONGEST_UUID} characters; later, the image may be left out",
     "messages[].tool_calls[].id": "of a call that the assistant has made",
     "messages[].tool_calls[].function.name": "the tool that was called",
     "messages[].tool_calls[].function.arguments": "JSON text",

@@ -25,9 +25,11 @@ Guard: TypeAlias = Callable[[str], str]
 
 # What templates look for in tools, of the words of JSON schema and OpenAI's API.
 SCHEMA_WORDS = frozenset(
-    ("type", "function", "name", "description", "parameters", "properties", "required", "items", "enum", "title")
-    + ("default", "anyOf", "oneOf", "allOf", "additionalProperties", "strict", "format")
-    + ("string", "number", "integer", "boolean", "object", "array", "null")
+    {
+        *("type", "function", "name", "description", "parameters", "properties", "required", "items", "enum", "title"),
+        *("default", "anyOf", "oneOf", "allOf", "additionalProperties", "strict", "format"),
+        *("string", "number", "integer", "boolean", "object", "array", "null"),
+    }
 )
 _TO_ESCAPE = re.compile("[^\x00-\x7f\ufdd0-\ufdef]")
 

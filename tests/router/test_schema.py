@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from triptych.errors import InvalidRequest
-from triptych.router.messages import ImagePart, Message, TextPart, images_of
-from triptych.router.schema import Chat
+from triptych.router.messages import ImagePart, Message, TextPart, ToolCall, images_of
+from triptych.router.schema import Chat, ChatRequest
 
 HELLO = [{"role": "user", "content": "hello"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
 PIXEL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 
 
@@ -54,7 +55,22 @@ def test_every_role_may_use_parts(role: str) -> None:
         ([123], "messages[0]"),
         ([{}], "messages[0].role"),
         ([{"role": "narrator", "content": "x"}], "messages[0].role"),
-        ([{"role": "tool", "content": "x"}], "messages[0].role"),
+        ([{"role": "function", "content": "x"}], "messages[0].role"),
+        ([{"role": "tool", "content": None}], "messages[0].content"),
+        ([{"role": "tool", "content": "x", "tool_call_id": 5}], "messages[0].tool_call_id"),
+        ([{"role": "assistant", "tool_calls": "x"}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [{}] * 129}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [5]}], "messages[0].tool_calls[0]"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
+        ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "messages[0].tool_calls[0].function.name"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (content({"type": "image_url", "image_url": None}), "messages[0].content[0].image_url"),
+        (content({**PIXEL, "uuid": ""}), "messages[0].content[0].uuid"),
+        (content({**PIXEL, "uuid": "x" * 257}), "messages[0].content[0].uuid"),
+        (content({**PIXEL, "uuid": 5}), "messages[0].content[0].uuid"),
         ([{"role": "user", "content": 123}], "messages[0].content"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": []}], "messages[0].content"),
@@ -138,8 +154,46 @@ def test_unknown_fields_are_ignored_everywhere() -> None:
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"tools": []}, "tools"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [5]}, "tools[0]"),
+        ({"tools": [TOOL] * 129}, "tools"),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "tools[0].function.parameters"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": "y"}}]}, "tools[0].function.strict"),
+        ({"tools": [TOOL, TOOL]}, "tools[1]"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": 5}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice.function.name",
+        ),
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": 5}, "response_format"),
+        ({"structured_outputs": 5}, "structured_outputs"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": ["a", 5]}}, "structured_outputs.choice[1]"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs.json_object"),
+        ({"structured_outputs": {"json_object": 5}}, "structured_outputs.json_object"),
+        ({"guided_regex": 5}, "guided_regex"),
+        ({"guided_regex": "a" * 1_000_000}, "guided_regex"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": "x" * 257}, "cache_salt"),
+        ({"mm_processor_kwargs": []}, "mm_processor_kwargs"),
         ({"response_format": {"type": "sound"}}, "response_format.type"),
         ({"response_format": {}}, "response_format.type"),
         ({"model": None}, "model"),
@@ -205,5 +259,114 @@ def test_null_counts_as_absent() -> None:
         "stream_options",
         "logit_bias",
         "max_tokens",
+        "response_format",
+        "tool_choice",
+        "parallel_tool_calls",
+        "structured_outputs",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "cache_salt",
+        "mm_processor_kwargs",
+        "functions",
     )
-    parse(**dict.fromkeys(names), response_format={"type": "text"}, tool_choice="none")
+    parse(**dict.fromkeys(names))
+    parse(
+        **dict.fromkeys(name for name in names if not name.startswith("response") and name != "tool_choice"),
+        response_format={"type": "text"},
+        tool_choice="none",
+    )
+
+
+SCHEMA = {"type": "object", "$schema": "http://json-schema.org/draft-07/schema#", "title": "T"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "text"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_object", ""),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "t"}}}, "json_object", ""),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "t", "schema": SCHEMA, "strict": True},
+                }
+            },
+            "json_schema",
+            json.dumps(SCHEMA),
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "regex": None, "json_object": False}},
+            "json_schema",
+            json.dumps(SCHEMA),
+        ),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, "json_schema", json.dumps(SCHEMA)),
+        ({"structured_outputs": {"regex": "a+"}}, "regex", "a+"),
+        ({"structured_outputs": {"choice": ["ä", "b"]}}, "choice", '["ä", "b"]'),
+        ({"structured_outputs": {"grammar": "start: A"}}, "lark", "start: A"),
+        ({"structured_outputs": {"json_object": True}}, "json_object", ""),
+        ({"guided_json": SCHEMA}, "json_schema", json.dumps(SCHEMA)),
+        ({"guided_regex": "a+"}, "regex", "a+"),
+        ({"guided_choice": ["a"]}, "choice", '["a"]'),
+        ({"guided_grammar": "start: A"}, "lark", "start: A"),
+        ({"tools": [TOOL], "tool_choice": "none", "guided_regex": "a+"}, "regex", "a+"),
+    ],
+)
+def test_a_form_of_answers_becomes_a_grammar(fields: dict[str, Any], kind: str, text: str) -> None:
+    grammar = parse(**fields).rules.grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.text) == (kind, text)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"response_format": {"type": "text"}}, {"structured_outputs": {}}, {"tool_choice": "auto"}]
+)
+def test_without_a_form_there_is_no_grammar(fields: dict[str, Any]) -> None:
+    rules = parse(**fields).rules
+    assert rules.grammar is None
+    assert rules.make_parser is None
+
+
+def test_a_grammar_that_cannot_be_followed_is_refused_by_its_field() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(guided_regex="a(").rules.check()
+    assert caught.value.param == "guided_regex"
+    bad = {"type": "function", "function": {"name": "f", "parameters": {"type": "sound"}}}
+    with pytest.raises(InvalidRequest) as caught:
+        parse(tools=[bad], tool_choice="required").rules.check()
+    assert caught.value.param == "tools"
+    parse(guided_regex="a+").rules.check()
+    parse().rules.check()
+
+
+def test_an_image_may_be_left_out_where_a_uuid_stands_for_it() -> None:
+    left_out = ({"image_url": None}, {}, {"image_url": {"url": None}}, {"image_url": {"url": ""}})
+    for fields in left_out:
+        chat = parse(messages=content({"type": "image_url", "uuid": "cat", **fields}))
+        assert images_of(chat.messages) == [ImagePart("", "messages[0].content[0].image_url.url", "cat")]
+    both = parse(messages=content({"type": "image_url", "uuid": "cat", "image_url": {"url": "u", "detail": "low"}}))
+    assert images_of(both.messages) == [ImagePart("u", "messages[0].content[0].image_url.url", "cat", "low")]
+
+
+def test_calls_of_earlier_turns_and_their_results_are_kept() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    chat = parse(
+        messages=[
+            *HELLO,
+            {"role": "assistant", "content": None, "refusal": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "2"}]},
+            {"role": "assistant", "content": None, "tool_calls": []},
+        ]
+    )
+    assert chat.messages[1:] == (
+        Message("assistant", "", (ToolCall("c1", "f", '{"a": 1}'),)),
+        Message("tool", (TextPart("2"),), tool_call_id="c1"),
+        Message("assistant", ""),
+    )
+
+
+def test_every_field_of_the_request_is_described() -> None:
+    assert all(field.description for field in ChatRequest.model_fields.values())
+    assert ChatRequest.model_json_schema()["properties"]["tools"]
