@@ -6,7 +6,7 @@
 # make demo        start a server, ask about pictures in tests/data, show answers and where the time went
 # make bench       three tiers against one process, on this machine; writes bench/results/
 # make bench-peer  this machine's CPU: ours beside a peer (ARGS="--mmbench FILE --peer 'COMMAND {model} {port}'"); writes bench/results/
-# make bench-router    what a router adds to a request and what it costs, before workers that answer at once; writes bench/results/
+# make bench-router  what a router adds to a request and what it costs, before workers that answer at once; writes bench/results/
 # make bench-encoder  the vision tower of Qwen2.5-VL-7B against transformers', on the GPU of PYTHON; writes bench/results/
 # make bench-h200  the goals' table, on the H200 of PYTHON (ARGS="--mmbench PATH"; without a GPU: ARGS="--mmbench PATH --dry-run")
 # make bench-handoff  hand-offs of rows and KV between two processes on the GPU of PYTHON; writes bench/results/

@@ -289,7 +289,12 @@ def floor_seconds(bodies: Sequence[bytes]) -> float:
     """CPU of this thread alone: another one writes."""
     ours, theirs = socket.socketpair()
     rounds = list(bodies[:50]) * 2
-    writer = threading.Thread(target=lambda: [theirs.sendall(body) for body in rounds])
+
+    def write() -> None:
+        for body in rounds:
+            theirs.sendall(body)
+
+    writer = threading.Thread(target=write)
     writer.start()
     began = time.thread_time()
     for body in rounds:

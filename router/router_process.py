@@ -110,7 +110,7 @@ def _count_in(folder: str, index: int) -> None:
     that no counter falls.
     """
     os.environ[FOLDER_VARIABLE] = folder
-    values.ValueClass = values.MultiProcessValue(lambda: index)
+    values.ValueClass = values.MultiProcessValue(lambda: index)  # type: ignore[no-untyped-call]
 
 
 def _obey(control: JsonLines, server: RouterServer) -> None:

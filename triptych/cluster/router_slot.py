@@ -148,7 +148,7 @@ class RouterSlot:
         self._process = None
         self._hang_up()
         if self._task["metrics_folder"]:
-            mark_process_dead(self._index, self._task["metrics_folder"])
+            mark_process_dead(self._index, self._task["metrics_folder"])  # type: ignore[no-untyped-call]
 
     def _last_words(self) -> str:
         """The last line of what it has logged, where that was not shown."""
