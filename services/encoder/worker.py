@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from triptych.engine.encoder_budgets import EncoderBudgets, ItemCost, resolve_budgets, row_bytes
 from triptych.engine.encoder_graphs import SCRATCH_UNITS, BlockGraphs
 from triptych.engine.encoder_loop import EncoderEngine
+from triptych.engine.encoder_preprocess import preprocess_threads
 from triptych.journey import Modality, RequestId, Role
 from triptych.models.base import VisionTower
 from triptych.models.loading import load_tower
+from triptych.services.encoder.decoding import choose_decoder
 from triptych.services.encoder.gpu_jpeg import choose_gpu_jpeg
 from triptych.services.encoder.graphs import capturable, capture
 from triptych.services.encoder.prepare import Preparer
@@ -26,14 +28,30 @@ class EncoderWorker(RoleWorker):
     role = Role.ENCODE
 
     def __init__(self, site: Site) -> None:
-        tower = load_tower(site.card, site.device, site.settings.serve.dtype)
         settings = site.settings.encoder
-        prepare = Preparer(site.card, choose_gpu_jpeg(settings.gpu_jpeg, tower.device, tower.dtype))
+        # First, so that its processes start while the tower is loaded.
+        self._decoder = choose_decoder(
+            settings.decode_isolation, preprocess_threads(settings.preprocess_threads, site.device)
+        )
+        try:
+            self.engine = self._engine(site)
+            self._decoder.await_started()
+        except BaseException:
+            self._decoder.close()
+            raise
+        self.max_item_tokens = self.engine.max_item_tokens
+        self.engine.start()
+
+    def _engine(self, site: Site) -> EncoderEngine:
+        settings = site.settings.encoder
+        tower = load_tower(site.card, site.device, site.settings.serve.dtype)
+        gpu_jpeg = choose_gpu_jpeg(settings.gpu_jpeg, tower.device, tower.dtype)
+        prepare = Preparer(site.card, gpu_jpeg, self._decoder)
         # The tower first, whose shape the budgets need; then the budgets, which say how much memory is made.
         budgets = _budgets(site, tower, prepare)
         log.info(budgets.line())
         slab, graphs = _arena(site, tower, budgets)
-        self.engine = EncoderEngine(
+        return EncoderEngine(
             tower=tower,
             slab=slab,
             prepare=prepare,
@@ -45,14 +63,12 @@ class EncoderWorker(RoleWorker):
             on_fatal=die,
             graphs=graphs,
         )
-        self.max_item_tokens = self.engine.max_item_tokens
-        self.engine.start()
 
     def cancel(self, key: RequestId) -> None:
         self.engine.cancel(key)
 
     def gauges(self) -> Mapping[str, float]:
-        return self.engine.snapshot()
+        return {**self.engine.snapshot(), **self._decoder.gauges()}
 
     def idle(self) -> bool:
         return self.engine.idle()
@@ -61,6 +77,7 @@ class EncoderWorker(RoleWorker):
         self.engine.check()
 
     def stop(self) -> None:
+        self._decoder.close()  # the engine waits for what is being decoded
         self.engine.stop()
 
 

@@ -44,7 +44,17 @@ _TRANSPOSE = {
 
 
 def to_rgb(data: bytes, expect: MediaHeader | None = None) -> UInt8Array:
-    """The image as [height, width, 3] uint8, contiguous and the caller's own.
+    """The image as [height, width, 3] uint8, contiguous and the caller's own. See `picture` for the rest."""
+    return np.array(picture(data, expect), dtype=np.uint8)
+
+
+def write_planes(data: bytes, expect: MediaHeader, out: UInt8Array) -> None:
+    """The same numbers into `out` [3, height, width], as `expect` tells of it. See `picture`."""
+    np.copyto(out, np.asarray(picture(data, expect)).transpose(2, 0, 1))
+
+
+def picture(data: bytes, expect: MediaHeader | None = None) -> Image.Image:
+    """The image in RGB, upright.
 
     expect: what the file was taken for when its size was agreed to; without it, images over MAX_UNANNOUNCED_PIXELS
             are refused
@@ -68,7 +78,7 @@ def to_rgb(data: bytes, expect: MediaHeader | None = None) -> UInt8Array:
         )
     if header.orientation in _TRANSPOSE:
         image = image.transpose(_TRANSPOSE[header.orientation])
-    return np.array(image, dtype=np.uint8)
+    return image
 
 
 def _check_expected(header: MediaHeader, expect: MediaHeader | None) -> None:
