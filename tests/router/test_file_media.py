@@ -168,7 +168,7 @@ def test_a_root_that_is_no_folder_is_refused_at_start(name: str) -> None:
 async def test_no_descriptor_is_left_open(root: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
     reader = FileMedia(RouterSettings(media_roots=(str(root),)))
-    for name in ("a.png", "deep", "nothing.png"):
+    for name in ("a.png", "deep", "nothing.png", "deep/with space é.png", "deep/nothing.png"):
         try:
             await reader.read(f"file://{root}/{name}")
         except InvalidMedia:
