@@ -10,6 +10,7 @@ from pathlib import Path
 from triptych.config import load_settings
 from triptych.journey import Endpoint
 from triptych.models.card import load_card
+from triptych.router.garbage import settle
 from triptych.router.link import KnownWorker
 from triptych.router.server import RouterServer
 
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     workers = [KnownWorker(address, Endpoint(address, incarnation=0)) for address in options.worker]
     server = RouterServer(settings, card, workers)
     port = server.start()
+    settle()
     print(f"router ready at http://{settings.router.host}:{port}", flush=True)
     _wait_for_signal()
     server.stop()

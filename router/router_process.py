@@ -27,6 +27,7 @@ from triptych.json_lines import JsonLines
 from triptych.metrics import FOLDER_VARIABLE
 from triptych.models.card import load_card
 from triptych.router.acceptor import Acceptor, Loads
+from triptych.router.garbage import settle
 from triptych.router.link import KnownWorker
 from triptych.router.server import DRAIN_SECONDS, RouterServer
 
@@ -100,6 +101,7 @@ def _start(task: Mapping[str, Any], listener: socket.socket) -> RouterServer:
         acceptor = Acceptor(Loads(task["loads"], task["count"]), task["index"])
     server = RouterServer(settings, card, listener=listener, acceptor=acceptor)
     server.start()
+    settle()
     return server
 
 
