@@ -153,9 +153,14 @@ class Connection(H11Protocol):
             return TooManyConnections("the server has too many clients; try again")
         if len(self.headers) > MOST_HEADERS:
             return HeadTooLarge(f"the request has {len(self.headers)} headers, at most {MOST_HEADERS} are read")
-        names = [name for name, _ in self.headers]
+        size, framings = len(self.scope["raw_path"]) + len(self.scope["query_string"]), 0
+        for name, value in self.headers:
+            size += len(name) + len(value)
+            framings += name == b"transfer-encoding" or name == b"content-length"
+        if size > (self.config.h11_max_incomplete_event_size or size):  # h11 looks at what comes in several pieces
+            return HeadTooLarge("the request's line and headers are too long")
         # Whoever stands before us may have read the other one, and taken the rest for the next request.
-        if b"transfer-encoding" in names and b"content-length" in names:
+        if framings > 1:
             return MalformedRequest("the request has both a content-length and a transfer-encoding")
         return None
 

