@@ -48,6 +48,7 @@ STATUSES: Mapping[str, str] = {
     "413": "the body or an image has more bytes than allowed",
     "415": "the body says that it is no JSON",
     "429": "too much is asked at once; see the header retry-after",
+    "431": "the head of the request is too large",
     "500": "a fault of the server's",
     "503": "the server cannot answer now; see the header retry-after",
     "504": "the time for the request is over",

@@ -1,10 +1,10 @@
-"""Errors of /v1/messages in Anthropic's shape, and its key in OpenAI's header: a layer around all the others."""
+"""Errors of /v1/messages in Anthropic's shape: a layer around all the others."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MESSAGES_PATH = "/v1/messages"
@@ -42,7 +42,7 @@ def is_anthropic(path: str) -> bool:
 
 
 class AnthropicShape:
-    """ASGI middleware for these paths alone: `x-api-key` is the key, and errors read as Anthropic's."""
+    """ASGI middleware for these paths alone."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -51,10 +51,6 @@ class AnthropicShape:
         if scope["type"] != "http" or not is_anthropic(scope["path"]):
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        key = headers.get("x-api-key")
-        if key is not None and "authorization" not in headers:
-            scope = {**scope, "headers": [*scope["headers"], (b"authorization", b"Bearer " + key.encode("latin-1"))]}
         await self._app(scope, receive, _Rewording(send))
 
 

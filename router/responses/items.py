@@ -49,7 +49,7 @@ class _Reader:
 
     def read(self, value: Any, path: str) -> None:
         item = object_at(value, path)
-        kind = item.get("type", "message")
+        kind = item.get("type") or "message"
         if kind == "message":
             self._message(item, path)
         elif kind == "function_call":

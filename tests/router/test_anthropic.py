@@ -12,7 +12,7 @@ import pytest
 from tests.router.events import events_of
 from tests.router.requests import text_request
 from tests.router.serving import PICTURES, Served, picture, serving, tiers
-from triptych.errors import InvalidRequest, WorkerLost
+from triptych.errors import InvalidRequest, NoWorker
 from triptych.models.card import ModelCard
 from triptych.router.anthropic.blocks import read_blocks
 from triptych.router.anthropic.form import MessageForm
@@ -169,10 +169,10 @@ def test_what_came_from_the_cache_is_counted_apart() -> None:
 
 def test_a_failure_mid_stream_is_an_event_of_anthropics() -> None:
     told = form()
-    text = told.frames([Delta(0, text="He")], USAGE) + told.error(error_body(WorkerLost("gone")))
+    text = told.frames([Delta(0, text="He")], USAGE) + told.error(error_body(NoWorker("no decode worker is ready")))
     name, error = events_of(text)[-1]
     assert name == "error"
-    assert error["error"] == {"type": "api_error", "message": "gone"}
+    assert error["error"] == {"type": "api_error", "message": "no decode worker is ready"}
 
 
 def test_blocks_become_the_turns_of_a_conversation() -> None:

@@ -12,7 +12,7 @@ from tests.router.events import events_of
 from tests.router.requests import text_request
 from tests.router.serving import PICTURES, Served, chat_body, picture, serving, tiers
 from tests.router.test_http import error_of
-from triptych.errors import InvalidRequest, WorkerLost
+from triptych.errors import InvalidRequest, NoWorker
 from triptych.models.card import ModelCard
 from triptych.router.choices import Delta, ToolCallDelta
 from triptych.router.failures import error_body
@@ -213,12 +213,12 @@ def test_an_answer_without_a_word_is_an_empty_message() -> None:
 
 def test_a_failure_is_told_to_both_kinds_of_client() -> None:
     form = form_of()
-    text = form.frames([Delta(0, text="He")], USAGE) + form.error(error_body(WorkerLost("gone")))
+    text = form.frames([Delta(0, text="He")], USAGE) + form.error(error_body(NoWorker("no decode worker is ready")))
     (name, error), (last, failed) = events_of(text)[-2:]
     assert (name, last) == ("error", "response.failed")
     assert error["error"]["code"] == error["code"] == "service_unavailable"
     assert failed["response"]["status"] == "failed"
-    assert failed["response"]["error"]["message"] == "gone"
+    assert failed["response"]["error"]["message"] == "no decode worker is ready"
     assert failed["response"]["output"][0]["content"][0]["text"] == "He"
 
 
@@ -245,6 +245,14 @@ def test_items_become_the_turns_of_a_conversation() -> None:
     assert [call.name for call in messages[3].tool_calls] == ["look", "go"]
     assert (messages[4].tool_call_id, messages[4].name, messages[4].content) == ("c2", "go", "gone")
     assert messages[5].content == (TextPart("seen"),)
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999"])
+def test_what_is_told_again_is_json(number: str) -> None:
+    body = '{"model": "m", "input": "x", "text": {"format": {"type": "text", "x": NUMBER}}}'.replace("NUMBER", number)
+    with pytest.raises(InvalidRequest) as caught:
+        read_response(body.encode(), 4)
+    assert caught.value.param == "text"
 
 
 PART = "input[0].content[0]"
