@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import base64
 import json
+import os
 import socket
 import statistics
 import sys
@@ -66,7 +67,8 @@ class Answer:
 def main() -> int:
     options = read_arguments()
     console = Console(stderr=True, highlight=False)
-    report: dict[str, Any] = {"what": vars(options) | {"output": None}}
+    busy = round(os.getloadavg()[0], 1)  # a calm machine is at 0
+    report: dict[str, Any] = {"what": vars(options) | {"output": None}, "load_average_before": busy}
     with tempfile.TemporaryDirectory() as folder:
         for name, measure in (("idle", idle), ("load", load), ("stream", stream)):
             report[name] = measure(options, Path(folder) / name)
