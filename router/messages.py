@@ -126,10 +126,8 @@ def _message(value: Any, path: str, room: Room) -> Message:
         return Message("assistant", said, tool_calls=calls)
     content = _content(message.get("content"), f"{path}.content", room)
     if role == "tool":
-        ids = {key: message.get(key) for key in ("tool_call_id", "name")}
-        return Message(
-            "tool", content, **{key: text_at(id, f"{path}.{key}") for key, id in ids.items() if id is not None}
-        )
+        call_id, name = (_optional_text(message.get(key), f"{path}.{key}") for key in ("tool_call_id", "name"))
+        return Message("tool", content, tool_call_id=call_id, name=name)
     return Message(ROLES[role], content)
 
 
@@ -158,9 +156,8 @@ def _call(value: Any, path: str) -> ToolCall:
     arguments = function.get("arguments")
     if isinstance(arguments, dict):  # not what the API says, but there is no doubt what is meant
         arguments = json.dumps(arguments, ensure_ascii=False)
-    id = call.get("id")
     return ToolCall(
-        "" if id is None else text_at(id, f"{path}.id"),
+        _optional_text(call.get("id"), f"{path}.id"),
         text_at(function.get("name"), f"{path}.function.name"),
         "{}" if arguments is None else text_at(arguments, f"{path}.function.arguments"),
     )
@@ -214,6 +211,10 @@ def text_at(value: Any, path: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(f"{path} is {kind_of(value)}, expected a string", param=path)
     return value
+
+
+def _optional_text(value: Any, path: str) -> str:
+    return "" if value is None else text_at(value, path)
 
 
 def kind_of(value: Any) -> str:
