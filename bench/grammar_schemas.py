@@ -43,6 +43,7 @@ SCHEMAS: Sequence[Mapping[str, Any]] = (
         "patternProperties": {"^[a-z]{1,4}$": {"type": "boolean"}},
         "additionalProperties": False,
         "required": ["7"],
+        "maxProperties": 4,
     },
     {"type": "array", "prefixItems": [{"type": "boolean"}, {"const": "x"}], "items": False, "minItems": 2},
     {"type": "string", "format": "date"},
