@@ -25,6 +25,8 @@ Decode = Callable[[bytes, MediaHeader, UInt8Array], None]  # source, what it is 
 
 _MAX_DESCRIPTORS = 32
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BYTES = 64 << 20
 _LATE_SECONDS = 5.0  # behind which an image's process ends by itself: the encoder that should end it may be stuck
 
 
@@ -32,6 +34,7 @@ def main(decode: Decode = write_planes) -> None:
     """Answers orders until the encoder closes its end."""
     channel_fd, memory_fd, parent = (int(argument) for argument in sys.argv[1:4])
     _end_with(parent)
+    _keep_memory()
     _confine()
     channel = socket.socket(fileno=channel_fd)
     memory = mapped(memory_fd)
@@ -97,6 +100,14 @@ def _end_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
     if os.getppid() != parent:  # it died before we had asked
         sys.exit(1)
+
+
+def _keep_memory() -> None:
+    """What an image has been decoded in serves the next one: fetched anew page by page it costs as much as decoding."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # glibc's
+        libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES // 2)
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def _confine() -> None:

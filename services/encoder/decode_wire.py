@@ -10,7 +10,7 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Self
 
 from triptych.errors import InvalidRecord
 from triptych.multimodal.header import ImageFormat, MediaHeader
@@ -121,4 +121,4 @@ def new_memory(num_bytes: int) -> int:
 
 def mapped(fd: int) -> mmap.mmap:
     """All of the memory, shared; unmapped when nothing refers to it any more."""
-    return mmap.mmap(fd, cast(int, os.fstat(fd).st_size))
+    return mmap.mmap(fd, os.fstat(fd).st_size)

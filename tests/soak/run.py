@@ -16,7 +16,7 @@ import httpx
 from tests.processes import WorkerProcess, toml_of
 from tests.soak.flat import Trend, trend
 from tests.soak.load import Load
-from tests.soak.sampling import LIMITS, sample, sample_host
+from tests.soak.sampling import LIMITS, children, sample, sample_host
 from triptych import wire
 from triptych.config import MIB, load_settings
 from triptych.journey import Role
@@ -52,12 +52,15 @@ class Record:
     def add(self, seconds: float, pids: Mapping[str, int]) -> None:
         self.at.append(seconds)
         samples = {name: sample(pid) for name, pid in pids.items()} | {HOST: sample_host()}
+        for name, pid in pids.items():
+            samples |= {f"{name}'s child {at}": sample(child) for at, child in enumerate(children(pid))}
         for name, quantities in samples.items():
             for quantity, value in quantities.items():
                 self.values.setdefault((name, quantity), []).append(value)
 
     def trends(self) -> dict[tuple[str, str], Trend]:
-        return {key: trend(self.at, values) for key, values in self.values.items()}
+        # A child that was replaced meanwhile may have been missed by a sample.
+        return {key: trend(self.at, values) for key, values in self.values.items() if len(values) == len(self.at)}
 
     def complaints(self) -> list[str]:
         """What grew, in words, and what does not add up."""

@@ -42,6 +42,14 @@ def sample(pid: int) -> dict[str, float]:
     }
 
 
+def children(pid: int) -> list[int]:
+    """Processes it has started and not ended, by their ids."""
+    found: set[int] = set()
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        found.update(int(child) for child in file.read_text().split())
+    return sorted(found)
+
+
 def sample_host() -> dict[str, float]:
     """Of /dev/shm, which outlives processes."""
     usage = os.statvfs(SHM)
