@@ -78,7 +78,6 @@ class Connection(H11Protocol):
 
     head_seconds: ClassVar[float] = 30.0
     most_connections: ClassVar[int] = sys.maxsize
-    malformed: ClassVar[Callable[[], None]] = staticmethod(lambda: None)  # called for each request that is no HTTP
 
     _deadline: asyncio.TimerHandle | None = None
     _left_to_linger = -1  # bytes; negative: it does not linger
@@ -105,6 +104,9 @@ class Connection(H11Protocol):
         super().handle_events()
         if self.cycle is not before:
             self._begin()
+
+    def malformed(self) -> None:
+        """Called for each request that is no HTTP."""
 
     def send_400_response(self, msg: str) -> None:
         """Of uvicorn, for what h11 refuses; called while its reason is being handled."""
@@ -244,11 +246,13 @@ class Connection(H11Protocol):
             self._deadline = None
 
 
-def connection_class(most_connections: int, metrics: RouterMetrics) -> type[Connection]:
-    """Of one server; uvicorn makes connections itself, and hands them nothing of ours."""
+def connection_class(most: int, metrics: RouterMetrics) -> type[Connection]:
+    """Of one server with at most so many connections; uvicorn makes them itself, and hands them nothing of ours."""
 
-    def malformed() -> None:
-        metrics.count("triptych:rejected_requests_total", reason="malformed")
+    class ServerConnection(Connection):
+        most_connections = most
 
-    members = {"most_connections": most_connections, "malformed": staticmethod(malformed)}
-    return type("ServerConnection", (Connection,), members)
+        def malformed(self) -> None:
+            metrics.count("triptych:rejected_requests_total", reason="malformed")
+
+    return ServerConnection
