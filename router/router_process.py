@@ -63,11 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     threading.Thread(target=_tell_end, args=(server, end), daemon=True).start()
     _obey(control, server)
+    is_orphan = not told_to_end.is_set()
     last = threading.Timer(_LONGEST_END_SECONDS, os._exit, (1,))
     last.daemon = True
     last.start()
     server.stop()
-    if task["metrics_folder"] and not told_to_end.is_set():
+    if task["metrics_folder"] and is_orphan:
         shutil.rmtree(task["metrics_folder"], ignore_errors=True)  # whose supervisor cannot do it any more
     return 0
 

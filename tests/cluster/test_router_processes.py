@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -24,7 +25,7 @@ from triptych.config import RouterSettings, ServeSettings, Settings
 
 routers = RouterProcesses(Settings(serve=ServeSettings(routers=2), router=RouterSettings(port=0)), lambda text: None)
 routers.start()
-print(*routers.pids(30.0), flush=True)
+print(routers.metrics_folder, *routers.pids(30.0), flush=True)
 sys.stdin.read()
 """
 
@@ -32,13 +33,15 @@ sys.stdin.read()
 def test_routers_end_with_a_supervisor_that_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
-        routers = [psutil.Process(int(word)) for word in owner.stdout.readline().split()]
+        folder, *pids = owner.stdout.readline().decode().split()
+        routers = [psutil.Process(int(pid)) for pid in pids]
         assert len(routers) == 2
         os.kill(owner.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(routers, END_SECONDS)
     for process in alive:
         process.kill()
     assert not alive
+    assert not Path(folder).exists()
 
 
 def test_a_port_that_is_taken_is_named_before_anything_is_started() -> None:

@@ -39,7 +39,7 @@ class RouterProcesses:
         self._settings = settings
         self._listener = bound(settings.router.host, settings.router.port)
         self.port: int = self._listener.getsockname()[1]
-        self._metrics_folder = tempfile.mkdtemp(prefix="triptych-routers-") if settings.serve.routers > 1 else ""
+        self.metrics_folder = tempfile.mkdtemp(prefix="triptych-routers-") if settings.serve.routers > 1 else ""
         count = settings.serve.routers
         self._memory = os.memfd_create("triptych-routers")
         os.ftruncate(self._memory, Loads.num_bytes(count))
@@ -124,9 +124,9 @@ class RouterProcesses:
             deadline = time.monotonic() + _STOP_SECONDS
             for slot in self._slots:
                 slot.wait(deadline)
-        if self._metrics_folder:
+        if self.metrics_folder:
             with contextlib.suppress(OSError):
-                shutil.rmtree(self._metrics_folder)
+                shutil.rmtree(self.metrics_folder)
 
     def _watch(self) -> None:
         while not self._done.wait(_WATCH_SECONDS):
@@ -143,7 +143,7 @@ class RouterProcesses:
             "settings": settings_as_values(self._settings),
             "index": index,
             "count": self._settings.serve.routers,
-            "metrics_folder": self._metrics_folder,
+            "metrics_folder": self.metrics_folder,
             "loads": self._memory,
         }
 
