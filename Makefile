@@ -10,6 +10,8 @@
 # make bench-encoder  the vision tower of Qwen2.5-VL-7B against transformers', on the GPU of PYTHON; writes bench/results/
 # make bench-h200  the goals' table, on the H200 of PYTHON (ARGS="--mmbench PATH"; without a GPU: ARGS="--mmbench PATH --dry-run")
 # make bench-handoff  hand-offs of rows and KV between two processes on the GPU of PYTHON; writes bench/results/
+# make load-aiperf  NVIDIA's load generator against three tiers with images, in an environment of its own (1.2 GB); writes bench/results/
+# make load-guidellm  the same with guidellm (6 GB)
 # make test-gpu    tests that need an NVIDIA GPU, with the PYTHON that has torch for it
 # make tiny-vl     make the embedded model on one NVIDIA GPU, from nothing or from where this command was stopped
 # make eval        ask the embedded model all that docs/tiny-vl.md has figures of; prints, writes them there and to bench/results/
@@ -24,7 +26,7 @@ STAMP  := $(VENV)/.installed
 FONTS  := font-caladea font-fredoka-one font-hanken-grotesk font-manrope font-source-sans-pro font-source-serif-pro matplotlib
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test soak nightly check demo bench bench-peer bench-router bench-encoder bench-h200 bench-handoff test-gpu tiny-vl eval proto links clean
+.PHONY: help serve test soak nightly check demo bench bench-peer bench-router bench-encoder bench-h200 bench-handoff load-aiperf load-guidellm test-gpu tiny-vl eval proto links clean
 .DELETE_ON_ERROR:
 
 help:
@@ -79,6 +81,23 @@ bench-h200:
 
 bench-handoff:
 	$(PYTHON) -m bench.handoff $(ARGS)
+
+# Their requirements are not ours: each has a virtual environment of its own.
+AIPERF   := aiperf==0.13.0
+GUIDELLM := guidellm[vision]==0.8.1
+
+build/%/.installed: Makefile
+	$(PYTHON) -m venv build/$*
+	build/$*/bin/pip install --disable-pip-version-check -q '$(TOOL)'
+	@touch $@
+
+load-aiperf: TOOL := $(AIPERF)
+load-aiperf: $(STAMP) build/aiperf/.installed
+	$(BIN)/python -m bench.foreign_load aiperf --python build/aiperf/bin/python
+
+load-guidellm: TOOL := $(GUIDELLM)
+load-guidellm: $(STAMP) build/guidellm/.installed
+	$(BIN)/python -m bench.foreign_load guidellm --python build/guidellm/bin/python
 
 # No virtual environment: torch for the machine's GPU is where PYTHON has it.
 test-gpu:
