@@ -37,8 +37,10 @@ ARROWS: Mapping[str, set[str]] = {
     "services.prefill": TIER | {"services"},
     "services.decode": TIER | {"services"},
     # Of models the torch-free half, see the closure below; of transfer the rules for whoever keeps claims alive.
-    "router": BASE | {"wire", "pb", "models", "transfer.protocol"},
-    "cluster": TIER - {"wire", "pb"} | {"services", "router", "client"},
+    "router": BASE | {"wire", "pb", "models", "transfer.protocol", "json_lines"},
+    "cluster": TIER - {"wire", "pb"} | {"services", "router", "client", "json_lines"},
+    "json_lines": set(),
+    "batch": {"errors"},
     "loadgen": {"errors", "config"},
     "client": {"errors", "config"},
     "cli": {"errors", "config"},  # loads the chosen command's module by name
@@ -63,6 +65,8 @@ BANNED: Mapping[str, set[str]] = {
     "engine": FRAMEWORKS,
     "services": {"ray", "fastapi", "starlette", "uvicorn"},
     "router": {"ray", "PIL"} | DEVICES,
+    "json_lines": FRAMEWORKS | DEVICES | {"PIL", "numpy"},
+    "batch": FRAMEWORKS | DEVICES | {"PIL", "numpy"},
     "loadgen": FRAMEWORKS | DEVICES,
     "client": FRAMEWORKS | DEVICES,
     "cli": FRAMEWORKS | DEVICES | {"numpy"},

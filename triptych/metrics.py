@@ -85,6 +85,8 @@ WORKER_GAUGES = (
     Metric("encoder_queued_tokens", "gauge", "Patches of those items"),
     Metric("encoder_waiting_jobs", "gauge", "Requests' waits for those items; several may wait for one"),
     Metric("encoder_preprocess_queued_items", "gauge", "Items waiting for a preprocessing thread"),
+    Metric("encoder_decode_processes", "gauge", "Processes that images are decoded in"),
+    Metric("encoder_decode_lost_total", "gauge", "Of these, those that died, or were ended with an image overdue"),
     Metric("encoder_prepared_tokens", "gauge", "Patches prepared or being so, not yet in a batch"),
     Metric("encoder_preprocess_seconds_total", "gauge", "Seconds spent decoding, resizing and normalising"),
     Metric("encoder_encode_seconds_total", "gauge", "Seconds the device loop spent on batches"),

@@ -80,7 +80,7 @@ def _pause(attempt: int, headers: Mapping[str, str]) -> float:
 
     Random, so that requests that were refused together do not come back together.
     """
-    backoff = min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2**attempt) * random.uniform(0.5, 1.0)
+    backoff: float = min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2**attempt) * random.uniform(0.5, 1.0)
     try:
         asked = float(headers.get("retry-after", 0))
     except ValueError:  # a date; OpenAI-like servers send seconds
