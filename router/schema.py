@@ -17,17 +17,11 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from triptych.errors import InvalidRequest
-from triptych.router.chat_fields import FORMAT, IGNORED, MESSAGE, NESTED, REFUSED, TOOL, or_null
+from triptych.router.chat_fields import IGNORED, MESSAGE, NESTED, REFUSED, TOOL, or_null
 from triptych.router.choices import AnswerParser
+from triptych.router.form_fields import FormFields
 from triptych.router.messages import MOST_MESSAGES, MOST_PARTS, Message, read_messages
 from triptych.router.tools.definition import MOST_TOOLS, chat_function, read_tools
-from triptych.router.tools.formats import (
-    Constraint,
-    only_one,
-    read_guided,
-    read_response_format,
-    read_structured_outputs,
-)
 from triptych.router.tools.rules import CHOICES, NO_RULES, OutputRules, read_tool_choice, rules_for
 from triptych.sampling import LARGEST_REPETITION_PENALTY, LEAST_REPETITION_PENALTY, MOST_BRANCHES, MOST_TOP_LOGPROBS
 
@@ -55,7 +49,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: StrictBool | None = Field(None, description="usage in every chunk")
 
 
-class ChatRequest(BaseModel):
+class ChatRequest(FormFields):
     """Body of POST /v1/chat/completions; a field that is null counts as absent."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, arbitrary_types_allowed=True)
@@ -106,9 +100,6 @@ class ChatRequest(BaseModel):
     )
     stream: StrictBool | None = Field(None, description="server-sent events in place of one body")
     stream_options: StreamOptions | None = Field(None, description="with stream true")
-    response_format: Annotated[Any, or_null(FORMAT)] = Field(
-        None, description="text, json_object, or json_schema, to which answers keep; not beside tools"
-    )
     tools: Annotated[Any, or_null({"type": "array", "minItems": 1, "maxItems": MOST_TOOLS, "items": TOOL})] = Field(
         None, description="functions that the model may call"
     )
@@ -116,21 +107,6 @@ class ChatRequest(BaseModel):
         Any, or_null({"anyOf": [{"enum": list(CHOICES)}, {"type": "object", "required": ["type", "function"]}]})
     ] = Field(None, description="none, auto, required, or one function by name")
     parallel_tool_calls: StrictBool | None = Field(None, description="false: at most one call; true if absent")
-    structured_outputs: Annotated[Any, or_null({"type": "object"})] = Field(
-        None, description="one of json, regex, choice, grammar, json_object, to which answers keep"
-    )
-    guided_json: Annotated[Any, or_null({"anyOf": [{"type": "object"}, {"type": "string"}]})] = Field(
-        None, description="older name of structured_outputs.json"
-    )
-    guided_regex: Annotated[Any, or_null({"type": "string"})] = Field(
-        None, description="older name of structured_outputs.regex"
-    )
-    guided_choice: Annotated[Any, or_null({"type": "array", "items": {"type": "string"}})] = Field(
-        None, description="older name of structured_outputs.choice"
-    )
-    guided_grammar: Annotated[Any, or_null({"type": "string"})] = Field(
-        None, description="older name of structured_outputs.grammar"
-    )
     return_token_ids: StrictBool | None = Field(None, description="token ids beside the text")
     priority: Annotated[Whole | None, Field(ge=-(1 << 31), lt=1 << 31)] = Field(
         None, description="lower is served first where memory is short; 0 if absent"
@@ -229,7 +205,7 @@ def _check_together(request: ChatRequest) -> None:
 
 
 def _rules(request: ChatRequest) -> OutputRules:
-    constraint = constraint_of(request)
+    constraint = request.constraint()
     if request.tools is None and request.tool_choice in (None, "none", "auto"):  # nearly always
         return NO_RULES if constraint is None else OutputRules(constraint.grammar, constraint.param)
     if request.tools == []:
@@ -237,14 +213,6 @@ def _rules(request: ChatRequest) -> OutputRules:
     tools = read_tools(request.tools, "tools", chat_function)
     choice = read_tool_choice(request.tool_choice, bool(tools), request.parallel_tool_calls is not False)
     return rules_for(tools, choice, constraint)
-
-
-def constraint_of(request: ChatRequest) -> Constraint | None:
-    """The form that answers must have, whichever field asks for it. Raises InvalidRequest where several do."""
-    format = read_response_format(request.response_format, "response_format")
-    guided = {name: getattr(request, f"guided_{name}") for name in ("json", "regex", "choice", "grammar")}
-    structured = read_structured_outputs(request.structured_outputs, "structured_outputs")
-    return only_one([*([format] if format else []), *structured, *read_guided(guided)])
 
 
 def invalid_request(error: ValidationError) -> InvalidRequest:

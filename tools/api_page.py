@@ -100,7 +100,9 @@ def rows_of(endpoint: Described) -> Iterator[tuple[str, str, str]]:
     """Path, state and text of every field, those of the schema first."""
     schema = endpoint.request.model_json_schema()
     required = set(schema.get("required", ()))
-    for name, state, text, limits in _fields(schema, schema.get("$defs", {}), ""):
+    # Those that every request has come first.
+    fields = sorted(_fields(schema, schema.get("$defs", {}), ""), key=lambda field: field[0] not in required)
+    for name, state, text, limits in fields:
         if name in endpoint.refused:
             yield name, "refused", endpoint.refused[name]
         elif name in endpoint.ignored:

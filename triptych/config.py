@@ -81,8 +81,8 @@ class RouterSettings:
     allow_media_cidrs: tuple[str, ...] = ()  # non-public networks that media may be fetched from, e.g. 127.0.0.0/8
     allow_media_ports: tuple[int, ...] = (80, 443)  # of public addresses; empty: any. Opened networks have all
     allow_media_hosts: tuple[str, ...] = ()  # example.com, or .example.com for it and all below it; empty: any host
-    # http://[user:password@]host:port. The proxy resolves names, so allow_media_cidrs cannot judge what they lead to: it
-    # must refuse inner addresses itself. Hosts, ports and numeric addresses are still judged. No variable names it.
+    # http://[user:password@]host:port. The proxy resolves names, so allow_media_cidrs cannot judge what they lead to:
+    # it must refuse inner addresses itself. Hosts, ports and numeric addresses are still judged. No variable names it.
     media_proxy: str = ""
     media_roots: tuple[str, ...] = ()  # folders below which file:// URLs are read, symbolic links refused; empty: none
     concurrent_fetches: int = 64
@@ -136,7 +136,7 @@ class EncoderSettings:
     host_cache_bytes: int = 0  # host memory for rows that had to leave the arena; 0: none
     gpu_jpeg: str = "auto"  # decode JPEG files on the GPU. auto: where it is there, and the dtype has 16 bits; on, off
     graphs: str = "auto"  # replay the tower's blocks as CUDA graphs. auto: on CUDA; on, off
-    decode_isolation: str = "auto"  # decode in processes that may be lost, one a thread. auto: there; processes, threads
+    decode_isolation: str = "auto"  # decode in processes that may be lost. auto: with memfd; processes, threads
     preprocess_threads: int = 0  # decode and resize images. 0: 2 on the CPU, half the cores but 8 at most on CUDA
     max_queued_items: int = 4096
 

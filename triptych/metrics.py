@@ -59,7 +59,7 @@ ROUTER_METRICS = (
     Metric("triptych:request_success_total", "counter", "Finished choices", ("finished_reason",)),
     Metric("triptych:request_errors_total", "counter", "Failed requests by error class", ("error",)),
     Metric("triptych:rejected_requests_total", "counter", "Requests refused at the door", ("reason",)),
-    Metric("triptych:usage_log_dropped_total", "counter", "Lines of the usage log that were lost: its disk is too slow"),
+    Metric("triptych:usage_log_dropped_total", "counter", "Lines of the usage log lost to a slow disk"),
     Metric("triptych:num_requests_running", "gauge", "Requests in flight"),
     Metric("triptych:prompt_tokens_total", "counter", "Prompt tokens, images included"),
     Metric("triptych:generation_tokens_total", "counter", "Generated tokens"),

@@ -16,6 +16,7 @@ from triptych.router.completions.schema import (
 )
 from triptych.router.prompt import PromptBuilder
 from triptych.router.schema import MOST_STOPS, Chat, ChatRequest, invalid_request
+from triptych.router.tools.rules import NO_RULES, OutputRules
 
 _SAME_AS_CHAT = (
     "model",
@@ -66,8 +67,10 @@ def reader_of(card: ModelCard, prompts: PromptBuilder) -> Callable[[bytes], Comp
             raise InvalidRequest(
                 f"{len(all_prompts)} prompts with n {n} are more than {MOST_CHOICES} choices", param="n"
             )
+        constraint = asked.constraint()
+        rules = NO_RULES if constraint is None else OutputRules(constraint.grammar, constraint.param)
         chats = [
-            _chat(asked, prompt, texts.echo(prompt) if asked.echo else "", index * n)
+            _chat(asked, rules, prompt, texts.echo(prompt) if asked.echo else "", index * n)
             for index, prompt in enumerate(all_prompts)
         ]
         chats[0].others = tuple(chats[1:])
@@ -76,7 +79,9 @@ def reader_of(card: ModelCard, prompts: PromptBuilder) -> Callable[[bytes], Comp
     return read
 
 
-def _chat(asked: CompletionRequest, prompt: str | tuple[int, ...], echo: str, first_index: int) -> CompletionChat:
+def _chat(
+    asked: CompletionRequest, rules: OutputRules, prompt: str | tuple[int, ...], echo: str, first_index: int
+) -> CompletionChat:
     given = {name: getattr(asked, name) for name in _SAME_AS_CHAT}
     request = ChatRequest.model_construct(
         messages=[],
@@ -86,7 +91,7 @@ def _chat(asked: CompletionRequest, prompt: str | tuple[int, ...], echo: str, fi
         top_logprobs=asked.logprobs,
         **given,
     )
-    chat = CompletionChat(request, (), prompt=prompt)
+    chat = CompletionChat(request, (), prompt=prompt, rules=rules)
     chat.asked, chat.echo, chat.first_index = asked, echo, first_index
     return chat
 

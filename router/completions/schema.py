@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, WithJsonSchema
+from pydantic import ConfigDict, Field, StrictBool, WithJsonSchema
 
+from triptych.router.form_fields import FormFields
 from triptych.router.schema import MOST_BIASES, MOST_STOPS, Number, StreamOptions, Whole
 from triptych.sampling import LARGEST_REPETITION_PENALTY, LEAST_REPETITION_PENALTY, MOST_BRANCHES
 
@@ -56,7 +57,7 @@ REFUSED: Mapping[str, str] = {
 }
 
 
-class CompletionRequest(BaseModel):
+class CompletionRequest(FormFields):
     """A field that is null counts as absent."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)

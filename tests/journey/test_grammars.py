@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 
@@ -16,7 +17,7 @@ from bench.grammar_schemas import PERSON, SCHEMAS
 from tests.journey.clusters import Running, events
 from tests.journey.messages import user
 from tests.journey.test_faults import _wait_for_new_process
-from tests.served import Served, served_model, shown
+from tests.served import MODEL, Served, served_model, shown
 from triptych.journey import Role
 
 
@@ -52,6 +53,14 @@ def test_each_choice_is_of_the_form(served: Served) -> None:
     for text in texts:
         jsonschema.validate(json.loads(text), PERSON)
     assert len(set(texts)) > 1
+
+
+def test_continued_texts_keep_to_a_form_too(served: Served) -> None:
+    body = {"model": MODEL, "prompt": ["Is it red?", "Is it blue?"], "guided_choice": ["yes", "no"], "temperature": 1}
+    told = httpx.post(f"{served.url}/v1/completions", json=body, timeout=60)
+    assert told.status_code == 200, told.text
+    assert {choice["text"] for choice in told.json()["choices"]} <= {"yes", "no"}
+    assert {choice["finish_reason"] for choice in told.json()["choices"]} == {"stop"}
 
 
 def test_a_schema_that_cannot_be_kept_to_is_refused_by_name(served: Served) -> None:

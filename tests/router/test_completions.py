@@ -148,6 +148,8 @@ async def test_logprobs_are_lists_side_by_side(served: Served, top: int) -> None
         ({"prompt": ["a"] * 60, "n": 8}, "n"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
+        ({"guided_regex": "["}, "guided_regex"),
+        ({"guided_choice": ["a"], "guided_regex": "a"}, "guided_choice"),
         ({"stop": [""]}, "stop"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"logprobs": 6}, "logprobs"),

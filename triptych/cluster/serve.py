@@ -55,12 +55,7 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
     """Settings of file and environment, overridden by the flags that were given."""
     given = vars(arguments)
     flags = {f"serve.{name}": given.get(name) for name in _SERVE_FLAGS}
-    flags |= {"router.host": given.get("host"), "router.port": given.get("port")}
-    flags["router.admin_port"] = given.get("admin_port")
-    flags["router.allow_media_cidrs"] = given.get("allow_media_cidr")
-    flags["router.allow_media_hosts"] = given.get("allow_media_host")
-    flags["router.media_roots"] = given.get("media_root")
-    flags["router.media_proxy"] = given.get("media_proxy")
+    flags |= {f"router.{setting}": given.get(flag) for setting, flag in _ROUTER_FLAGS.items()}
     return load_settings(given.get("config"), flags=flags)
 
 
@@ -70,6 +65,17 @@ _SERVE_FLAGS = (
     *("model", "served_name", "topology", "encoders", "prefills", "decodes", "routers"),
     *("device", "dtype", "load_format"),
 )
+
+_ROUTER_FLAGS = {  # by setting: those that may be repeated have a singular name
+    "host": "host",
+    "port": "port",
+    "admin_port": "admin_port",
+    "chat_template": "chat_template",
+    "allow_media_cidrs": "allow_media_cidr",
+    "allow_media_hosts": "allow_media_host",
+    "media_roots": "media_root",
+    "media_proxy": "media_proxy",
+}
 
 
 def _on_signals(handler: Callable[[int, FrameType | None], Any]) -> None:
