@@ -3,6 +3,8 @@
 import asyncio
 import sys
 
+import uvloop
+
 from tests.checkpoints import EMBEDDED
 from tests.router.serving import serving, tiers
 from triptych.models.card import load_card
@@ -22,4 +24,6 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    # As in production.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())

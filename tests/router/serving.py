@@ -118,7 +118,10 @@ async def serving(
 
 @asynccontextmanager
 async def _listening(router: Router) -> AsyncIterator[str]:
-    listener = socket.create_server(("127.0.0.1", 0))
+    # asyncio sends without delay on sockets that name TCP, and on others waits 40 ms for an acknowledgement.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
     limits = router.settings.router
     config = uvicorn.Config(
         build_app(router),
