@@ -116,3 +116,18 @@ def test_tools_have_names_and_arguments_in_the_order_that_parsers_expect() -> No
     check_grammar(grammar)
     with pytest.raises(InvalidRequest, match="0 tools"):
         check_grammar(tool_calls([], required=True, parallel=True))
+
+
+@pytest.mark.parametrize(
+    "rules", [{}, {"type": ["null", "object"]}, {"anyOf": [{"type": "string"}, {"type": "object"}]}, {"properties": {}}]
+)
+def test_arguments_are_objects_also_where_a_schema_does_not_say_so(rules: Mapping[str, Any]) -> None:
+    grammar = tool_calls([("look", rules)], required=True, parallel=True)
+    check_grammar(grammar)
+    assert json.loads(grammar.text)["tools"][0]["parameters"] == {**rules, "type": "object"}
+
+
+@pytest.mark.parametrize("kind", ["string", ["array", "null"], 5, None])
+def test_a_tool_whose_arguments_are_no_objects_is_refused(kind: Any) -> None:
+    with pytest.raises(InvalidRequest, match="'look' are of another type than object"):
+        tool_calls([("look", {"type": kind})], required=True, parallel=True)

@@ -47,8 +47,16 @@ def tool_calls(
     required: the answer begins with a call and is nothing but calls; else calls may come anywhere in free text, which
               cannot have `begin` in it without being one
     parallel: whether more than one may be made; if not, nothing follows the first
+    Arguments are objects, also where a schema does not say so. Raises InvalidRequest for one that says otherwise.
     Tags are matched as text: whether a tokenizer has tokens of their own for them does not matter.
     """
-    listed = [{"name": name, "parameters": {"type": "object"} if rules is None else rules} for name, rules in tools]
+    listed = [{"name": name, "parameters": _of_object(name, rules or {})} for name, rules in tools]
     asked = {"required": required, "parallel": parallel, "begin": begin, "end": end, "tools": listed}
     return Grammar("structural", json.dumps(asked, ensure_ascii=False))
+
+
+def _of_object(name: str, rules: Mapping[str, Any]) -> dict[str, Any]:
+    kind = rules.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise InvalidRequest(f"the parameters of tool {name!r} are of another type than object")
+    return {**rules, "type": "object"}
