@@ -54,6 +54,10 @@ class MessageItem:
         self._logprobs += logprobs
         return self._events.text_delta(self.id, self._index, text, logprobs)
 
+    def add_logprobs(self, logprobs: Sequence[dict[str, Any]]) -> None:
+        """Those that no text has come with."""
+        self._logprobs += logprobs
+
     def close(self, status: str) -> str:
         where = {"item_id": self.id, "output_index": self._index, "content_index": 0}
         text = "".join(self._pieces)

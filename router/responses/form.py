@@ -72,6 +72,9 @@ class ResponseForm:
             self._finish_reason = delta.finish_reason
             if not self._items:
                 frames += self._message()[1]  # an answer without a word is a message, too
+            last = self._items[-1]
+            if self._is_open and isinstance(last, MessageItem):
+                last.add_logprobs(self._pending)  # of tokens without text, as the one that ends an answer
             frames += self._close(self._item_status)
         return frames
 

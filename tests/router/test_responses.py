@@ -139,6 +139,17 @@ async def test_logprobs_come_with_the_text_where_asked(served: Served) -> None:
     assert streamed == part["logprobs"]
 
 
+def test_logprobs_of_the_token_that_ends_an_answer_come_whole_and_streamed() -> None:
+    said, end = {"token": "Hello"}, {"token": ""}
+    form = form_of(top_logprobs=1)
+    form.frames([Delta(0, text="Hello", logprobs=[said])], USAGE)
+    last = events_of(form.frames([Delta(0, logprobs=[end], finish_reason="stop")], USAGE))
+    assert [told["logprobs"] for name, told in last if name == "response.output_text.done"] == [[said, end]]
+    whole = form_of(top_logprobs=1).whole([Delta(0, "Hello", logprobs=[said, end], finish_reason="stop")], USAGE)
+    streamed = events_of(form.end(USAGE))[-1][1]["response"]["output"][0]["content"]
+    assert streamed == whole["output"][0]["content"]
+
+
 def form_of(**fields: Any) -> ResponseForm:
     import json
 
