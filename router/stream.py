@@ -1,7 +1,7 @@
 """A streamed answer: what each step brings is on the socket before the call that brought it returns."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -55,19 +55,10 @@ class AnswerStream(Response):
         self._patience_seconds = router.settings.router.stage_timeout_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = asyncio.ensure_future(self._write(scope, send))
-        gone = asyncio.ensure_future(client_gone(receive))
         error: BaseException | None = Cancelled("the client left")
         try:
-            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if writing.done():
-                error = writing.result()
-        except (OSError, TimeoutError):
-            pass  # the client left while we wrote, or has stopped reading
+            error = await written(self._write(scope, send), receive)
         finally:
-            for task in (writing, gone):
-                task.cancel()
-            await asyncio.wait({writing, gone})
             await self._run.close(error)
 
     async def _write(self, scope: Scope, send: Send) -> TriptychError | None:
@@ -108,6 +99,21 @@ class AnswerStream(Response):
 
     def _usage(self) -> Usage:
         return usage_of(self._run.request, self._choices.completion_tokens)
+
+
+async def written(writing: Coroutine[Any, Any, TriptychError | None], receive: Receive) -> TriptychError | None:
+    """What an answer failed with while it was written; Cancelled where its client has left, or stopped reading."""
+    task = asyncio.ensure_future(writing)
+    gone = asyncio.ensure_future(client_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else Cancelled("the client left")
+    except (OSError, TimeoutError):
+        return Cancelled("the client left, or has stopped reading")
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.wait({task, gone})
 
 
 class TokenPump:

@@ -10,13 +10,13 @@ from starlette.types import Receive, Scope, Send
 from triptych.errors import Cancelled, TriptychError
 from triptych.journey import Token
 from triptych.router.answers import GenerationEndpoint
-from triptych.router.body import client_gone
 from triptych.router.choices import Choices, Delta
 from triptych.router.completions.form import CompletionForm
 from triptych.router.completions.read import CompletionChat, reader_of
 from triptych.router.failures import error_body, log_failure
 from triptych.router.router import Router, Run
 from triptych.router.schema import Chat
+from triptych.router.stream import written
 from triptych.router.tasks import all_or_first_error
 from triptych.router.timeline import Timeline
 from triptych.router.usage import Usage, usage_of
@@ -115,19 +115,10 @@ class _SeveralStream(Response):
         self._writing = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = asyncio.ensure_future(self._write(scope, send))
-        gone = asyncio.ensure_future(client_gone(receive))
         error: BaseException | None = Cancelled("the client left")
         try:
-            await asyncio.wait({writing, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if writing.done():
-                error = writing.result()
-        except (OSError, TimeoutError):
-            pass  # the client left while we wrote, or has stopped reading
+            error = await written(self._write(scope, send), receive)
         finally:
-            for task in (writing, gone):
-                task.cancel()
-            await asyncio.wait({writing, gone})
             await _close(self._all_asked, error)
 
     async def _write(self, scope: Scope, send: Send) -> TriptychError | None:
