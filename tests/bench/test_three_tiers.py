@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from bench.server import cpu_seconds, process_listening_on
+from bench.server import cpu_seconds, processes_answering_on
 from bench.three_tiers import WORKLOADS, Run, median_stages, pooled
 from triptych.loadgen.measures import measure
 from triptych.loadgen.options import BenchOptions
@@ -44,9 +44,9 @@ def test_every_workload_is_one_the_load_generator_takes() -> None:
 
 def test_the_process_behind_a_port_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert process_listening_on(listener.getsockname()[1]) == os.getpid()
+        assert processes_answering_on(listener.getsockname()[1]) == [os.getpid()]
     with pytest.raises(RuntimeError, match="no process listens"):
-        process_listening_on(1)
+        processes_answering_on(1)
 
 
 def test_cpu_time_of_a_process_grows_with_its_work() -> None:
