@@ -74,6 +74,7 @@ class Preparer:
             sampling=sampling_for(chat.request, self._card, max_tokens, chat.rules.grammar),
             branches=chat.request.n or 1,
             image_params=tuple(picture.part.param for picture in pictures),
+            grammar_param=chat.rules.grammar_param if chat.rules.grammar is not None else "",
             cache_salt=terms.cache_salt,
             priority=chat.request.priority or 0,
         )

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from triptych import wire
-from triptych.errors import DeadlineExceeded, InternalError, TriptychError
+from triptych.errors import DeadlineExceeded, InternalError, InvalidRequest, TriptychError
 from triptych.journey import Layout, Media, RequestId, Token
 from triptych.pb import common_pb2
 from triptych.router.timeline import Timeline
@@ -27,6 +27,7 @@ class Prepared:
     sampling: Sampling
     branches: int  # n
     image_params: tuple[str, ...]  # by item: dotted path of the image in the client's JSON
+    grammar_param: str = ""  # dotted path of what asks for the grammar, if there is one
     cache_salt: bytes = b""  # rows and KV are shared only between requests of the same salt
     priority: int = 0  # lower is served first where KV blocks are short
 
@@ -111,6 +112,8 @@ class Request:
     def end(self, stage: Stage, error: TriptychError | None = None) -> None:
         """The last move; the reader gets what is unread, then the error or the end."""
         self.move(stage)
+        if isinstance(error, InvalidRequest) and error.param is None:  # workers know of no fields
+            error.param = self.prepared.grammar_param or None
         self._error = error
         self._tell()
 

@@ -85,6 +85,8 @@ def test_special_tokens_and_rows_without_a_token_are_never_allowed(compiler: Gra
     assert max(free) < 1533
     with pytest.raises(InvalidRequest, match="leaves no token"):
         allowed(matcher(compiler, Grammar("lark", 'start: <|im_start|> "a"')))
+    with pytest.raises(InvalidRequest, match="leaves no token"):
+        allowed(matcher(compiler, Grammar("json_schema", '{"$ref": "#"}')))
 
 
 def test_tokens_that_do_not_fit_are_refused(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.router.serving import chat_body, say, serving, tiers
+from triptych.errors import InvalidRequest
 from triptych.models.card import ModelCard
 
 pytestmark = pytest.mark.anyio
@@ -72,3 +73,19 @@ async def test_what_cannot_be_done_is_refused_by_its_field(card: ModelCard, fiel
             answer = await served.client.post(CHAT, json=chat_body(stream=stream, **fields))
             assert answer.status_code == 400
             assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"guided_regex": "a+"}, "guided_regex"), (REQUIRED, "tools"), ({"max_tokens": 8}, None)],
+)
+async def test_a_grammar_that_ends_on_the_way_is_named_by_its_field(
+    card: ModelCard, fields: Any, param: str | None, stream: bool
+) -> None:
+    workers = say(tiers(card, "e", "p", "d"), card, CALLS)
+    workers[-1].fail_decode_at = {position: InvalidRequest("no further") for position in range(2, 9)}
+    async with serving(card, workers) as served:
+        answer = await served.client.post(CHAT, json=chat_body(**{"max_tokens": 8, **fields}, stream=stream))
+    told = answer.text.strip().splitlines()[-1].removeprefix("data: ")
+    assert json.loads(told)["error"]["param"] == param

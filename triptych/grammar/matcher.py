@@ -17,6 +17,9 @@ Int32Array = NDArray[np.int32]
 _THREADS = 4
 _FEW = 3  # masks that are made sooner than other threads are woken
 
+_NO_TOKEN = "the grammar leaves no token that could follow"
+_NOTHING_FOLLOWS = "NoExtensionBias"  # how the library says it
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
@@ -82,7 +85,10 @@ class GrammarMatcher:
     def finish(self, mask: Int32Array) -> None:
         """Make of the library's mask, in place, the one that is sampled under. Raises InvalidRequest as `follow`."""
         if self.matcher.is_error():
-            raise InvalidRequest(f"the grammar cannot be followed any further: {shown(self.matcher.get_error())}")
+            why = shown(self.matcher.get_error())
+            if why.startswith(_NOTHING_FOLLOWS):
+                raise InvalidRequest(_NO_TOKEN)
+            raise InvalidRequest(f"the grammar cannot be followed any further: {why}")
         may_end = any(mask[word] & bit for word, bit in map(_place, self.vocabulary.ends))
         mask &= self.vocabulary.text
         for word, bit in self._ends:
@@ -92,7 +98,7 @@ class GrammarMatcher:
             for word, bit in self._ends:
                 mask[word] |= bit
         elif not goes_on:
-            raise InvalidRequest("the grammar leaves no token that could follow")
+            raise InvalidRequest(_NO_TOKEN)
 
 
 class MaskMaker:

@@ -28,7 +28,7 @@ def source_of(grammar: Grammar) -> str:
 
 def shown(error: object) -> str:
     """An error of the library in one line: it may quote a whole grammar."""
-    line = " ".join(str(error).split())
+    line = " ".join(str(error).replace("<non-verbose/>", "").split())
     return line if len(line) <= 300 else f"{line[:300]}…"
 
 
