@@ -88,8 +88,8 @@ class PromptBuilder:
     def _check_template(self, messages: Sequence[Message], must_tell_tools: bool) -> None:
         if must_tell_tools and not self._template.tells_tools:
             raise InvalidRequest(
-                "the model's chat template tells it of no tools; ask for a call by tool_choice required or a tool's "
-                "name, or have the server use another template (router.chat_template)",
+                "the model's chat template tells it of no tools; let tool_choice require a call, or have the server "
+                "use another template (router.chat_template)",
                 param="tools",
             )
         size = sum(len(call.arguments) for message in messages for call in message.tool_calls)
@@ -100,12 +100,10 @@ class PromptBuilder:
             )
         if self._template.tells_calls:
             return
-        for index, message in enumerate(messages):
-            if message.tool_calls or message.role == "tool":
-                raise InvalidRequest(
-                    "the model's chat template has no place for calls of tools and their results",
-                    param=f"messages[{index}]",
-                )
+        if any(message.tool_calls or message.role == "tool" for message in messages):
+            raise InvalidRequest(
+                "the model's chat template has no place for calls of tools and their results", param="messages"
+            )
 
     def fewest_tokens(self, num_characters: int) -> int:
         """No text of so many characters has fewer tokens than this."""

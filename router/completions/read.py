@@ -15,7 +15,7 @@ from triptych.router.completions.schema import (
     CompletionRequest,
 )
 from triptych.router.prompt import PromptBuilder
-from triptych.router.schema import MOST_STOPS, Chat, ChatRequest, invalid_request
+from triptych.router.schema import MOST_BIASES, MOST_STOPS, Chat, ChatRequest, invalid_request
 from triptych.router.tools.rules import NO_RULES, OutputRules
 
 _SAME_AS_CHAT = (
@@ -97,6 +97,8 @@ def _chat(
 
 
 def _check_together(asked: CompletionRequest) -> None:
+    if len(asked.logit_bias or ()) > MOST_BIASES:
+        raise InvalidRequest(f"logit_bias: more than {MOST_BIASES} entries", param="logit_bias")
     if asked.suffix not in (None, ""):
         raise InvalidRequest(f"suffix: {REFUSED['suffix']}", param="suffix")
     if asked.best_of is not None and asked.best_of != (asked.n or 1):

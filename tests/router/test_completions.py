@@ -158,6 +158,7 @@ async def test_logprobs_are_lists_side_by_side(served: Served, top: int) -> None
         ({"temperature": 3}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+        ({"logit_bias": {str(id_): 1 for id_ in range(1025)}}, "logit_bias"),
     ],
 )
 async def test_what_cannot_be_is_refused_by_name(served: Served, fields: dict[str, Any], param: str) -> None:
