@@ -13,6 +13,7 @@ from triptych.errors import InternalError, InvalidRequest, NoWorker, Unauthorize
 from triptych.journey import Item, Role, new_request_id
 from triptych.pb import encoder_pb2
 from triptych.router.body import read_body, unless_gone
+from triptych.router.caller import caller_of
 from triptych.router.calls import Inbox, Outbox, worker_errors
 from triptych.router.link import WorkerLink
 from triptych.router.media_shelf import MediaShelf
@@ -66,14 +67,17 @@ class EmbeddingsAdmin:
         return _told(action, [(name, {"items": one.items, "bytes": one.num_bytes}) for name, one in found.items()])
 
     async def warm(self, http: HTTPRequest) -> dict[str, Any]:
-        """Encode a chat request's images at every encoder, generate nothing, and tell the items' digests in order."""
+        """Encode a chat request's images at every encoder, generate nothing, and tell the items' digests in order.
+
+        The rows are for requests of the same key, or of all keys where tenants are not kept apart.
+        """
         router = self._router
         with router.budget.holding() as holding:
             body = await self._body(http)
             chat = await asyncio.get_running_loop().run_in_executor(
                 router.threads.parsing, Chat.parse, body, router.settings.router.max_images_per_prompt
             )
-            prepared = await router.prepare(chat, holding, Timeline())
+            prepared = await router.prepare(chat, holding, Timeline(), caller_of(http.scope))
             items = list({item.digest: item for item in prepared.layout.items}.values())
             shelf = MediaShelf(prepared.media)
             warmings = [Warming(link, shelf, router) for link in self._encoders()]
@@ -87,7 +91,7 @@ class EmbeddingsAdmin:
     async def _body(self, http: HTTPRequest) -> bytes:
         limits = self._router.settings.router
         if not http.scope["state"].get("is_admin"):  # the edge asks for an admin's key wherever there are keys
-            raise Unauthorized("there are no admin routes without a key; set router.api_key")
+            raise Unauthorized("there are no admin routes without keys; set router.api_key or router.api_keys_file")
         with self._router.budget.holding() as of_body:
             return (await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, of_body)).data
 

@@ -42,6 +42,7 @@ _COUNTED = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
         *("/v1/models", "/tokenize", "/detokenize", "/health", "/ready", "/live", "/version", "/metrics"),
+        *("/admin/embeddings/warm", "/admin/embeddings/pin", "/admin/embeddings/unpin", "/admin/embeddings/clear"),
         "/v1/cluster",
     }
 )
@@ -131,9 +132,11 @@ class _Exchange:
             return
         if gate.has_keys:
             of_operators = path.startswith(_OF_OPERATORS)
-            key = gate.admit(self._key, needs_admin=of_operators)
+            key = gate.admit(self._key)
             state["tenant"] = self._tenant = key.tenant
             state["is_admin"] = key.is_admin
+            if of_operators and not key.is_admin:
+                raise PermissionDenied("this key may not ask what operators ask")
             if self._scope["method"] == "POST" and not of_operators:
                 self._meter = gate.enter(key.tenant)
 

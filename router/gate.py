@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from triptych.errors import ConfigError, PermissionDenied, Unauthorized
+from triptych.errors import ConfigError, Unauthorized
 from triptych.router.account import Account
 from triptych.router.auth import Key, KeyFile
 from triptych.router.limits import Limiter, Meter
@@ -56,13 +56,11 @@ class Gate:
         """Whether anybody is asked for one. A server whose file of keys is empty lets nobody in."""
         return self._keys.changes or bool(self._keys.ring)
 
-    def admit(self, presented: bytes, *, needs_admin: bool) -> Key:
-        """Raises Unauthorized and PermissionDenied."""
+    def admit(self, presented: bytes) -> Key:
+        """Raises Unauthorized."""
         key = self._keys.ring.find(presented) if presented else None
         if key is None:
             raise Unauthorized("the API key is missing or wrong")
-        if needs_admin and not key.is_admin:
-            raise PermissionDenied("this key may not ask what operators ask")
         return key
 
     def enter(self, tenant: str) -> Meter | None:

@@ -1,5 +1,6 @@
 """Operators' routes, over real encoder processes: what is warmed, pinned and cleared is so at each of them."""
 
+import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,8 +16,12 @@ from triptych.config import RouterSettings, ServeSettings, Settings
 from triptych.journey import Role
 from triptych.models.card import ModelCard
 from triptych.router.app import build_app
+from triptych.router.auth import DEFAULT_TENANT
+from triptych.router.caller import Caller
 from triptych.router.link import KnownWorker
 from triptych.router.router import Router
+from triptych.router.schema import Chat
+from triptych.router.timeline import Timeline
 
 pytestmark = pytest.mark.anyio
 KEY = {"authorization": "Bearer secret"}
@@ -99,6 +104,18 @@ async def test_warmed_images_are_cached_at_every_encoder_and_nobody_claims_them(
         again = await admin("warm", chat_body(TWO_PICTURES))
         assert [worker["cached"] for worker in again["workers"]] == [2, 2]
         assert again["digests"] == told["digests"]
+
+
+async def test_what_is_warmed_is_what_requests_with_the_same_key_ask_for(
+    card: ModelCard, encoders: Sequence[KnownWorker]
+) -> None:
+    async with operating(card, encoders) as admin:
+        body = chat_body(TWO_PICTURES)
+        told = (await admin("warm", body))["digests"]
+        with admin.router.budget.holding() as holding:
+            chat = Chat.parse(json.dumps(body).encode(), 8)
+            asked = await admin.router.prepare(chat, holding, Timeline(), Caller(DEFAULT_TENANT))
+        assert [item.digest.hex() for item in asked.layout.items] == told
 
 
 async def test_pins_and_clears_are_told_in_items_and_bytes(card: ModelCard, encoders: Sequence[KnownWorker]) -> None:

@@ -30,6 +30,7 @@ from triptych.router.limits import Limits
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
+CLEAR = "/admin/embeddings/clear"
 
 
 @pytest.fixture
@@ -156,8 +157,9 @@ async def test_a_line_is_written_for_each_request_and_holds_nothing_private(
         streamed = await served.frames("a private matter", max_tokens=4, ignore_eos=True)
         assert (await served.chat(model="other")).status_code == 404
         assert (await served.client.post(CHAT, json={}, headers=bearer("wrong-secret"))).status_code == 401
+        assert (await served.client.post(CLEAR, headers=bearer("a"))).status_code == 403
         assert streamed[-1] == "data: [DONE]"
-    whole, stream, unknown, stranger = entries(log)
+    whole, stream, unknown, stranger, no_operator = entries(log)
     usage = answered.json()["usage"]
     assert whole["request_id"] == answered.headers["x-request-id"]
     assert (whole["tenant"], whole["endpoint"], whole["model"], whole["status"]) == ("alice", CHAT, "tiny_vl", 200)
@@ -167,6 +169,7 @@ async def test_a_line_is_written_for_each_request_and_holds_nothing_private(
     assert (stream["completion_tokens"], stream["status"]) == (4, 200)
     assert (unknown["status"], unknown["error"], unknown["completion_tokens"]) == (404, "UnknownModel", 0)
     assert (stranger["status"], stranger["tenant"]) == (401, "")
+    assert (no_operator["status"], no_operator["tenant"], no_operator["endpoint"]) == (403, "alice", CLEAR)
     assert not any(word in log.read_text() for word in ("private", "secret"))
 
 
