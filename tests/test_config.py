@@ -48,3 +48,9 @@ def test_a_window_without_two_halves_is_refused(num_bytes: int) -> None:
 def test_a_precision_that_is_not_known_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"language\.{name} is 'int4', expected one of auto, fp8"):
         load_settings(environment={}, flags={f"language.{name}": "int4"})
+
+
+def test_the_admin_port_is_another_than_the_public_one() -> None:
+    with pytest.raises(ConfigError, match=r"router\.admin_port is 8000"):
+        RouterSettings(admin_port=8000)
+    assert RouterSettings(admin_port=8000, host="0.0.0.0", admin_host="10.0.0.1").admin_port == 8000

@@ -120,7 +120,8 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
+    told = f"the server, at its admin port if it has one (default: {DEFAULT_URL})"
+    parser.add_argument("--url", default=DEFAULT_URL, help=told)
     parser.add_argument("--api-key", default="")
 
 

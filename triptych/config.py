@@ -111,6 +111,8 @@ class RouterSettings:
         _require(0 <= self.port <= 65535, "router.port", self.port, "0 to 65535")
         _require_choice("router.log_level", self.log_level, ("debug", "info", "warning", "error", "critical"))
         _require(0 <= self.admin_port <= 65535, "router.admin_port", self.admin_port, "0 (none) to 65535")
+        is_apart = (self.admin_host, self.admin_port) != (self.host, self.port) or self.port == 0
+        _require(is_apart, "router.admin_port", self.admin_port, "another port than router.port")
         for port in self.allow_media_ports:
             _require(0 < port <= 65535, "router.allow_media_ports", port, "ports of 1 to 65535")
         for cidr in self.allow_media_cidrs:

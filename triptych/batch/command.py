@@ -22,5 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
     summary = run_batch(options)
     if summary.failed:
         where = options.errors or options.target
-        print(f"triptych batch: {summary.failed} of {summary.lines} have no answer, see {where}", file=sys.stderr)
+        print(
+            f"triptych batch: {summary.failed} of {summary.lines} have no answer of status 2xx, see {where}",
+            file=sys.stderr,
+        )
     return 1 if summary.failed else 0

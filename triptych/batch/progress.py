@@ -12,8 +12,8 @@ PLAIN_SECONDS = 10.0  # between two lines
 class BatchProgress:
     """A context; everything goes to standard error."""
 
-    def __init__(self, total: int, done: int) -> None:
-        self._total, self._done, self._failed = total, done, 0
+    def __init__(self, total: int, done: int, failed: int) -> None:
+        self._total, self._done, self._failed = total, done, failed
         self._console = Console(stderr=True)
         self._bar: Progress | None = None
         self._told_at = time.monotonic()

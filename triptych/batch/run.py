@@ -32,7 +32,7 @@ def run_batch(options: BatchOptions) -> Summary:
         done = {**errors.done, **answers.done}
         _check_same_batch(options, lines, done)
         rest = [line for line in lines if line.custom_id not in done]
-        with BatchProgress(len(lines), len(lines) - len(rest)) as progress:
+        with BatchProgress(len(lines), len(done), list(done.values()).count(False)) as progress:
             asyncio.run(_send_all(options, rest, answers, errors, progress))
         done = {**errors.done, **answers.done}
     return Summary(len(lines), sum(done[line.custom_id] for line in lines))
