@@ -83,7 +83,7 @@ NESTED: Mapping[str, str] = {
     "messages[].content": "a text, or a list of parts; may be null for an assistant",
     "messages[].content[].type": "`text` and `image_url`; others are refused",
     "messages[].content[].text": "the text of a text part",
-    "messages[].content[].image_url.url": "http, https or data URL",
+    "messages[].content[].image_url.url": "http, https or data URL; file URL below a media root",
     "messages[].content[].image_url.detail": "`auto`, `low`, `high` or `original`",
     "messages[].content[].uuid": f"beside an image, up to {LONGEST_UUID} characters; later, the image may be left out",
     "messages[].tool_calls[].id": "of a call that the assistant has made",

@@ -31,7 +31,12 @@ _GETS: Mapping[str, str] = {
     "GET /live": "200 while the process runs",
     "GET /version": "the server's version",
     "GET, HEAD /metrics": "Prometheus text",
-    "GET /v1/cluster": "every worker as the router sees it",
+    "GET /v1/cluster": "every worker as the router sees it; with keys, for those of operators",
+    "POST /admin/embeddings/warm": "encodes a chat body's images for later requests of the same key, and tells their "
+    "digests; as the next three for operators' keys alone",
+    "POST /admin/embeddings/pin": '`{"digests": [...]}`: these rows stay until they are unpinned or cleared',
+    "POST /admin/embeddings/unpin": "the same body: these rows may go again",
+    "POST /admin/embeddings/clear": "the same body: these rows go, also pinned ones; all without a body",
     "GET /openapi.json": "this API's description",
     "POST /v1/embeddings": "404: no embedding model is served",
 }
@@ -46,7 +51,8 @@ _RESPONSE_HEADERS: Mapping[str, str] = {
     "x-request-id": "on every answer, errors included; also as `request-id` on `/v1/messages`",
     "retry-after": "seconds, with 429 and 503",
     "x-should-retry": "on errors: whether the same request may succeed later, `true` or `false`",
-    "x-ratelimit-limit-*, -remaining-*, -reset-*": "where the key has limits: of `requests` and `tokens`",
+    "x-ratelimit-limit-*, -remaining-*, -reset-*": "where the key has limits: of `requests` and `tokens`; "
+    "of several routers each tells its share",
     "server-timing": "where asked for",
 }
 _TAIL = """
