@@ -26,7 +26,7 @@ FLAW_KEY = "triptych.flaw"  # in a scope's state: an error that the edge is to a
 
 MOST_HEADERS = 128
 _READ_ON_BYTES = 1 << 20  # what is left of a body that nobody wants, for the connection to be worth keeping
-_LINGER_BYTES = 32 << 20
+_LINGER_BYTES = 64 << 20  # as large as a body may be, unless settings say otherwise
 _LINGER_SECONDS = 5.0
 
 

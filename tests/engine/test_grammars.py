@@ -140,12 +140,14 @@ def test_where_a_grammar_may_end_or_go_on_the_answer_goes_on_if_it_shall(
 def test_tools_are_called_in_their_form_or_not_at_all(
     model: LanguageModel, card: ModelCard, text: Asked, grammars: GrammarCompiler
 ) -> None:
-    form = tool_calls([("look", PERSON), ("say", {"enum": [1, 2]})], required=True, parallel=False)
+    say = {"type": "object", "properties": {"number": {"enum": [1, 2]}}, "required": ["number"]}
+    say["additionalProperties"] = False
+    form = tool_calls([("look", PERSON), ("say", say)], required=True, parallel=False)
     with running(model, grammars=grammars) as pair:
         for seed in range(6):
             said = text_of(card, pair.answer(replace(text, sampling=under(card, form, seed=seed)))[0])
             call = json.loads(said.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>"))
-            jsonschema.validate(call["arguments"], {"look": PERSON, "say": {"enum": [1, 2]}}[call["name"]])
+            jsonschema.validate(call["arguments"], {"look": PERSON, "say": say}[call["name"]])
 
 
 def test_a_bad_grammar_fails_alone(

@@ -116,7 +116,8 @@ def test_continuous_usage_is_on_every_chunk() -> None:
 def test_a_failure_is_an_error_event() -> None:
     frame = error_frame(error_body(WorkerLost("gone")))
     assert frame == (
-        'event: error\ndata: {"error": {"message": "gone", "type": "server_error", "param": null, '
+        'event: error\ndata: {"error": {"message": "the cluster could not finish the request; try again", '
+        '"type": "server_error", "param": null, '
         '"code": "service_unavailable"}}\n\n'
     )
 
