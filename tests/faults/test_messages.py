@@ -20,7 +20,6 @@ QUIET = [
     if not step.startswith("prepare")
 ]
 HARMLESS = {Action.DUPLICATE, Action.DELAY}  # nobody is even to notice
-ANSWER_NEVER_CAME = 504
 STAGE_SECONDS = 3.0
 # What has to be slow, or new, for a step to be taken at all.
 SLOW = (
