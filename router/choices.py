@@ -34,22 +34,35 @@ class AnswerParser(Protocol):
     def has_calls(self) -> bool:
         """Whether a call has come."""
 
+    @property
+    def in_call(self) -> bool:
+        """Whether what comes next belongs to a call, whatever it is."""
+
     def feed(self, text: str) -> tuple[str, list[ToolCallDelta]]:
         """What some text adds to the content, and to calls."""
 
-    def flush(self) -> tuple[str, list[ToolCallDelta]]:
-        """What was held back, now that no text follows."""
+    def flush(self, was_cut: bool) -> tuple[str, list[ToolCallDelta]]:
+        """What was held back, now that no text follows.
+
+        was_cut: the answer would have gone on
+        """
 
 
 @dataclass(slots=True)
 class Delta:
-    """What some tokens added to one choice."""
+    """What some tokens added to one choice.
+
+    token_names:   of `logprobs`, token by token: as it is called among alternatives, where special ones have a name
+    text_logprobs: those of `logprobs` whose tokens are no part of a call
+    """
 
     index: int
     text: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    token_names: list[str] = field(default_factory=list)
+    text_logprobs: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str = ""
     stop: str = ""  # the stop string that ended it
     num_tokens: int = 0  # of this choice so far
@@ -64,6 +77,8 @@ class Delta:
                 self.tool_calls.append(call)
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
+        self.token_names += later.token_names
+        self.text_logprobs += later.text_logprobs
         self.finish_reason = later.finish_reason
         self.stop = later.stop
         self.num_tokens = later.num_tokens
@@ -89,6 +104,7 @@ class Choices:
         self._streams = [detokenizer.stream() for _ in branches]
         self._scanners = [StopScanner(stops) for _ in branches]
         self._parsers = [make_parser() for _ in branches] if make_parser is not None else None
+        self._sorters = [_LogprobSorter() for _ in branches]
         self._num_tokens = [0 for _ in branches]
         self._finished = [False for _ in branches]
         self._wants_logprobs = wants_logprobs
@@ -119,7 +135,7 @@ class Choices:
         delta.num_tokens = self._num_tokens[token.choice]
         delta.token_ids.append(token.id)
         if self._wants_logprobs:
-            delta.logprobs.append(self._logprob(token))
+            self._add_logprob(token, delta)
         text = "" if token.finish_reason == "stop" else stream.feed(token.id)  # an end token is not part of the text
         if token.finish_reason:
             text += stream.flush()
@@ -140,17 +156,23 @@ class Choices:
 
     def _say(self, delta: Delta, text: str) -> None:
         if self._parsers is not None:
-            text, calls = self._parsers[delta.index].feed(text)
+            parser = self._parsers[delta.index]
+            was_in_call = parser.in_call
+            text, calls = parser.feed(text)
             delta.tool_calls += calls
+            if self._wants_logprobs:
+                self._sorters[delta.index].heard(delta, bool(text), bool(calls) or was_in_call or parser.in_call)
         delta.text += text
 
     def _end_calls(self, delta: Delta) -> None:
         if self._parsers is None:
             return
         parser = self._parsers[delta.index]
-        text, calls = parser.flush()
+        was_cut = delta.finish_reason == "length" or bool(delta.stop)
+        text, calls = parser.flush(was_cut)
         delta.text += text
         delta.tool_calls += calls
+        self._sorters[delta.index].end(delta, bool(text), bool(calls))
         if delta.finish_reason == "stop" and parser.has_calls:
             delta.finish_reason = "tool_calls"
 
@@ -162,13 +184,46 @@ class Choices:
             self._metrics.observe("triptych:time_to_first_token_seconds", self._request.timeline.since_start())
         self._fed_at = now
 
-    def _logprob(self, token: Token) -> dict[str, Any]:
+    def _add_logprob(self, token: Token, delta: Delta) -> None:
         """The chosen token's bytes join to the text; among the alternatives, special tokens show."""
         entry = self._entry(token.id, token.logprob, with_specials=False)
         entry["top_logprobs"] = [self._entry(id_, logprob, with_specials=True) for id_, logprob in token.top]
-        return entry
+        delta.logprobs.append(entry)
+        delta.token_names.append(self._entry(token.id, token.logprob, with_specials=True)["token"])
+        if self._parsers is None:
+            delta.text_logprobs.append(entry)
+        else:
+            self._sorters[delta.index].undecided.append(entry)
 
     def _entry(self, token_id: int, logprob: float, with_specials: bool) -> dict[str, Any]:
         data = self._detokenizer.token_bytes(token_id, with_specials)
         text = data.decode(errors="replace")
         return {"token": text, "logprob": logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB, "bytes": list(data)}
+
+
+class _LogprobSorter:
+    """Tells tokens of an answer's text from those of its calls, the same however many come at once.
+
+    A token that shows nothing may be the beginning of either: what follows tells.
+    """
+
+    def __init__(self) -> None:
+        self.undecided: list[dict[str, Any]] = []
+        self._is_text = True  # what was decided last
+
+    def heard(self, delta: Delta, has_text: bool, has_call: bool) -> None:
+        """What the latest token has brought to a delta, or is within."""
+        if has_text or has_call:
+            self._is_text = has_text
+            self._decide(delta)
+
+    def end(self, delta: Delta, has_text: bool, has_call: bool) -> None:
+        """No token follows; what was held back turned out to be this."""
+        if has_text or has_call:
+            self._is_text = has_text
+        self._decide(delta)
+
+    def _decide(self, delta: Delta) -> None:
+        if self._is_text:
+            delta.text_logprobs += self.undecided
+        self.undecided = []

@@ -28,6 +28,7 @@ MOST_HEADERS = 128
 _READ_ON_BYTES = 1 << 20  # what is left of a body that nobody wants, for the connection to be worth keeping
 _LINGER_BYTES = 64 << 20  # as large as a body may be, unless settings say otherwise
 _LINGER_SECONDS = 5.0
+_LONGEST_CHUNK = (1 << 64) - 1  # bytes, as the number of a chunk is commonly kept
 
 
 class ChunkWay:
@@ -104,6 +105,8 @@ class Connection(H11Protocol):
         super().handle_events()
         if self.cycle is not before:
             self._begin()
+        if getattr(self.conn._reader, "_bytes_in_chunk", 0) > _LONGEST_CHUNK:  # h11 takes 20 digits, and would wait
+            self._refuse_chunk()
 
     def malformed(self) -> None:
         """Called for each request that is no HTTP."""
@@ -165,6 +168,12 @@ class Connection(H11Protocol):
         if framings > 1:
             return MalformedRequest("the request has both a content-length and a transfer-encoding")
         return None
+
+    def _refuse_chunk(self) -> None:
+        try:
+            raise h11.RemoteProtocolError("a chunk of more than 64 bits")
+        except h11.RemoteProtocolError as error:
+            self.send_400_response(str(error))
 
     def _refuse(self, status: int, error: TriptychError) -> None:
         """Answers what never became a request, and parts."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from triptych.errors import InvalidMedia, InvalidRequest, MediaTooLarge
+from triptych.errors import ContextTooLong, InvalidMedia, InvalidRequest, MediaTooLarge
 from triptych.models.card import ModelCard
 from triptych.models.plan import ItemPlan
 from triptych.multimodal.digest import item_digest
@@ -22,6 +22,7 @@ from triptych.router.sampling import max_tokens_for, prompt_too_long, sampling_f
 from triptych.router.schema import Chat, ChatRequest
 from triptych.router.threads import WorkThreads
 from triptych.router.timeline import Timeline
+from triptych.router.tools.definition import Tool
 
 _TOKENIZE_IN_THREAD_CHARACTERS = 4096
 _TOKENIZE_IN_THREAD_PARTS = 64  # a template takes its time for each, be it empty
@@ -60,14 +61,18 @@ class Preparer:
         if chat.rules.grammar is not None:  # before anything of it is begun; it may take some tenths of a second
             await asyncio.get_running_loop().run_in_executor(self._threads.parsing, chat.rules.check)
         with timeline.measure("tokenize"):
-            runs = await self._runs(chat)
+            runs = await self._runs(chat, chat.rules.tools)
         pictures = await self._loader.load(images_of(chat.messages), holding, timeline, terms.names)
         with timeline.measure("layout"):
             layout = lay_out(self._parts(runs, pictures, terms))
         image_tokens = [item.span.length for item in layout.items]
-        max_tokens = max_tokens_for(
-            chat.request, layout.num_tokens, max_model_len, self._default_max_tokens, image_tokens
-        )
+        try:
+            max_tokens = max_tokens_for(
+                chat.request, layout.num_tokens, max_model_len, self._default_max_tokens, image_tokens
+            )
+        except ContextTooLong as error:
+            await self._blame_tools(error, chat, runs, layout.num_tokens, max_model_len)
+            raise
         return Prepared(
             layout=layout,
             media=tuple({picture.media.index: picture.media for picture in pictures}.values()),
@@ -85,7 +90,19 @@ class Preparer:
         text = _num_characters(chat.messages) if chat.prompt is None else len(chat.prompt)
         return self._prompts.fewest_tokens(text)
 
-    async def _runs(self, chat: Chat) -> list[tuple[int, ...]]:
+    async def _blame_tools(
+        self, error: ContextTooLong, chat: Chat, runs: Sequence[tuple[int, ...]], num_tokens: int, max_model_len: int
+    ) -> None:
+        """Names the tools where they are most of a prompt that would have room without them."""
+        if not chat.rules.tools:
+            return
+        without = await self._runs(chat, ())
+        of_tools = sum(map(len, runs)) - sum(map(len, without))
+        if 2 * of_tools > num_tokens and num_tokens - of_tools < max_model_len:
+            error.param = "tools"
+            error.message += f" Tools take {of_tools} tokens: offer fewer, or describe them in fewer words."
+
+    async def _runs(self, chat: Chat, tools: Sequence[Tool]) -> list[tuple[int, ...]]:
         """The prompt's ids between its images."""
         messages, prompt = chat.messages, chat.prompt
         if isinstance(prompt, tuple):
@@ -96,8 +113,8 @@ class Preparer:
             encode = self._prompts.encode_text
             return [tuple(encode(prompt) if is_short else await in_thread(encode, prompt))]
         few = _num_parts(messages) < _TOKENIZE_IN_THREAD_PARTS
-        if chat.rules.tools:
-            render = partial(self._prompts.runs, messages, chat.rules.tools, must_tell_tools=chat.rules.by_prompt)
+        if tools:
+            render = partial(self._prompts.runs, messages, tools, must_tell_tools=chat.rules.by_prompt)
             return await in_thread(render)
         if few and _num_characters(messages) < _TOKENIZE_IN_THREAD_CHARACTERS:
             return self._prompts.runs(messages)

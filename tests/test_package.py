@@ -35,6 +35,7 @@ def modules_in_tree() -> set[str]:
 @dataclass(frozen=True)
 class Built:
     wheel: Path
+    told: str
     wheel_names: frozenset[str]
     sdist_names: frozenset[str]  # without the leading name-version folder
 
@@ -52,7 +53,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     (wheel,), (sdist,) = source.glob("wheel/*.whl"), source.glob("sdist/*.tar.gz")
     with tarfile.open(sdist) as archive:
         sdist_names = frozenset(name.partition("/")[2] for name in archive.getnames())
-    return Built(wheel, frozenset(zipfile.ZipFile(wheel).namelist()), sdist_names)
+    return Built(wheel, done.stdout + done.stderr, frozenset(zipfile.ZipFile(wheel).namelist()), sdist_names)
 
 
 def can_build() -> bool:
@@ -68,7 +69,8 @@ needs_setuptools = pytest.mark.skipif(not can_build(), reason="setuptools 77 or 
 
 def test_every_package_of_the_tree_is_listed() -> None:
     found = {str(Path(name).parent).replace("/", ".") for name in modules_in_tree() if name.endswith("/__init__.py")}
-    assert found == set(PROJECT["tool"]["setuptools"]["packages"])
+    folders_of_data = {str(Path(name).parent).replace("/", ".") for name in MODEL_FILES}
+    assert found | folders_of_data == set(PROJECT["tool"]["setuptools"]["packages"])
 
 
 def test_every_folder_with_modules_is_a_package() -> None:
@@ -118,6 +120,11 @@ def _imported_roots(file: Path) -> set[str]:
 
 def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@needs_setuptools
+def test_building_warns_of_no_package_that_is_not_listed(built: Built) -> None:
+    assert "absent from" not in built.told
 
 
 @needs_setuptools

@@ -90,11 +90,15 @@ class CompletionForm:
         return {
             "tokens": [entry["token"] for entry in delta.logprobs],
             "token_logprobs": [entry["logprob"] for entry in delta.logprobs],
-            "top_logprobs": [_top(entry) for entry in delta.logprobs],
+            "top_logprobs": list(map(_top, delta.logprobs, delta.token_names)),
             "text_offset": offsets,
         }
 
 
-def _top(entry: Mapping[str, Any]) -> dict[str, float]:
-    """The likeliest tokens, and the one that was taken."""
-    return {each["token"]: each["logprob"] for each in entry["top_logprobs"]} | {entry["token"]: entry["logprob"]}
+def _top(entry: Mapping[str, Any], name: str) -> dict[str, float]:
+    """The likeliest tokens, and the one that was taken as it is told in the text: a special one has none of it.
+
+    name: of the one that was taken, among the likeliest
+    """
+    others = {each["token"]: each["logprob"] for each in entry["top_logprobs"] if each["token"] != name}
+    return others | {entry["token"]: entry["logprob"]}

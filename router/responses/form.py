@@ -56,7 +56,7 @@ class ResponseForm:
         )
 
     def _add(self, delta: Delta) -> str:
-        self._pending += delta.logprobs if self._chat.asked_logprobs else []
+        self._pending += delta.text_logprobs if self._chat.asked_logprobs else []
         frames = ""
         if delta.text:
             message, frames = self._message()

@@ -5,6 +5,7 @@
     </tool_call>
 
 White space beside a call is not content. What begins like a call and is none goes out as content, to the letter.
+An answer that is cut off within a call says what there is of its arguments, and nothing where there are none yet.
 """
 
 import json
@@ -33,8 +34,10 @@ _MOST_SPACE = 256
 class ToolCallParser:
     """Of one choice; an `AnswerParser`. However the text is cut into pieces, all deltas together are the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, must_call: bool = False) -> None:
+        """must_call: a grammar lets nothing but calls through"""
         self.has_calls = False
+        self._must_call = must_call
         self._index = -1  # of the call that has begun last
         self._held = ""
         self._space = ""  # before the call that has begun last
@@ -45,6 +48,10 @@ class ToolCallParser:
         self._in_string = False
         self._escaped = False
 
+    @property
+    def in_call(self) -> bool:
+        return self._step in (self._read_arguments, self._read_close)
+
     def feed(self, text: str) -> tuple[str, list[ToolCallDelta]]:
         """What some text adds to the content, and to calls."""
         self._held += text
@@ -52,13 +59,19 @@ class ToolCallParser:
             pass
         return self._take()
 
-    def flush(self) -> tuple[str, list[ToolCallDelta]]:
-        """What was held back, now that no text follows."""
+    def flush(self, was_cut: bool = False) -> tuple[str, list[ToolCallDelta]]:
+        """What was held back, now that no text follows.
+
+        was_cut: the answer would have gone on, so that what may become a call is the beginning of one
+        """
         held, self._held = self._held, ""
-        if self._step == self._read_head and not self._add_whole(held):
-            self._content.append(self._space + BEGIN + held)
+        if self._step == self._read_head:
+            if not self._add_whole(held):
+                is_begun = was_cut and (self._must_call or _may_become_call(held))
+                self._content.append(self._space if is_begun else self._space + BEGIN + held)
         elif self._step == self._read_content and not (self.has_calls and held.isspace()):
-            self._content.append(held)
+            is_begun = was_cut and self._must_call and _begun(held, BEGIN) > 0
+            self._content.append("" if is_begun else held)
         self._step = self._read_content
         return self._take()
 
@@ -192,6 +205,23 @@ def _whole_call(body: str) -> tuple[str, str] | None:
     if isinstance(given, str):  # some write JSON in JSON
         return None if _object(given) is None else (call["name"], given)
     return (call["name"], _raw_member(body, key)) if isinstance(given, dict) else None
+
+
+def _may_become_call(body: str) -> bool:
+    """Whether it is a JSON object that lacks its end, or what comes before one."""
+    body = body[: len(body) - _begun(body, END)].strip()
+    if not body:
+        return True
+    try:
+        is_whole = from_json(body) is not None
+    except ValueError:
+        is_whole = False
+    if is_whole:
+        return False
+    try:
+        return isinstance(from_json(body, allow_partial=True), dict)
+    except ValueError:
+        return False
 
 
 def _object(text: str) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from triptych.errors import InvalidRequest
@@ -92,7 +93,8 @@ def rules_for(tools: tuple[Tool, ...], rules: ToolRules, format: Constraint | No
             param=format.param,
         )
     grammar = _grammar(tools, rules)
-    return OutputRules(grammar, "tools", tools, rules.choice == "auto", ToolCallParser)
+    must_call = rules.choice != "auto"
+    return OutputRules(grammar, "tools", tools, not must_call, partial(ToolCallParser, must_call))
 
 
 def _grammar(tools: tuple[Tool, ...], rules: ToolRules) -> Grammar | None:

@@ -13,7 +13,9 @@ import pytest
 
 from tests.batch.server import CountingServer, Reply, echo
 from triptych.batch import sender
+from triptych.batch.lines import read_lines
 from triptych.cli import main
+from triptych.errors import InvalidRequest
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +82,17 @@ def test_unusable_lines_are_all_named_before_anything_is_sent(
         assert f"line {number}: " in told
     assert "line 4: custom_id 'a' is that of line 1 as well" in told
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_custom_id_that_comes_twice_is_named_also_where_a_line_is_bad_anyway(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", line("a", method="GET"), line("a"), line("b"), line("b", body=[]))
+    with pytest.raises(InvalidRequest) as caught:
+        read_lines(source)
+    assert caught.value.message.splitlines()[1:] == [
+        "  line 1: method is 'GET', expected 'POST'",
+        "  line 2: custom_id 'a' is that of line 1 as well",
+        "  line 4: body must be an object; custom_id 'b' is that of line 3 as well",
+    ]
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

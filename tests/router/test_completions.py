@@ -8,10 +8,19 @@ import httpx
 import openai
 import pytest
 
+from tests.router.requests import text_request
 from tests.router.serving import Served, serving, tiers, until
 from tests.router.test_http import error_of
 from triptych.errors import InvalidRequest
+from triptych.journey import Token
+from triptych.metrics import RouterMetrics
 from triptych.models.card import ModelCard
+from triptych.router.choices import Choices
+from triptych.router.completions.form import CompletionForm
+from triptych.router.completions.read import reader_of
+from triptych.router.detokenize import Detokenizer
+from triptych.router.prompt import PromptBuilder
+from triptych.router.usage import Usage
 
 pytestmark = pytest.mark.anyio
 PATH = "/v1/completions"
@@ -129,6 +138,21 @@ async def test_logprobs_are_lists_side_by_side(served: Served, top: int) -> None
     streamed = [chunk["choices"][0]["logprobs"] for chunk in await chunks(served, logprobs=top)]
     for name in told:
         assert [entry for piece in streamed for entry in piece[name]] == told[name]
+
+
+def test_the_end_token_is_told_once_among_the_likeliest_and_has_no_text(card: ModelCard) -> None:
+    detokenizer = Detokenizer(PromptBuilder(card).tokenizer, card.vocab_size)
+    end, other = card.eos_token_ids[0], 7
+    request = text_request()
+    choices = Choices(request, detokenizer, RouterMetrics(), [], wants_logprobs=True)
+    deltas = choices.feed([Token(end, -0.1, 0, 0, "stop", ((end, -0.1), (other, -2.5)))])
+    body = {"model": "m", "prompt": "hello", "logprobs": 2}
+    chat = reader_of(card, PromptBuilder(card))(json.dumps(body).encode())
+    (choice,) = CompletionForm(chat, request).whole(deltas, Usage(1, 1, 0, 0))["choices"]
+    (top,) = choice["logprobs"]["top_logprobs"]
+    assert choice["logprobs"]["tokens"] == [""]
+    assert sorted(top.values()) == [-2.5, -0.1]
+    assert top[""] == -0.1
 
 
 @pytest.mark.parametrize(

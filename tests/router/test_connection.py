@@ -236,6 +236,8 @@ def nested_error(answer: bytes) -> dict[str, Any]:
         (CHAT + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400, "malformed_request"),
         (CHAT + b"transfer-encoding: gzip\r\n\r\n", 501, "malformed_request"),
         (CHAT + b"transfer-encoding: chunked\r\n\r\nzz\r\n", 400, "malformed_request"),
+        (CHAT + b"transfer-encoding: chunked\r\n\r\n" + b"f" * 20 + b"\r\n", 400, "malformed_request"),
+        (CHAT + b"transfer-encoding: chunked\r\n\r\n2\r\n{ \r\n1" + b"0" * 16 + b"\r\n", 400, "malformed_request"),
         (b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 431, "headers_too_large"),
         (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * MOST_HEADERS + b"\r\n", 431, "headers_too_large"),
     ],

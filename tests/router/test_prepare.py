@@ -3,13 +3,15 @@
 import json
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.router.serving import chat_body, image, picture, serving, tiers, until
+from tests.router.tool_template import TOOL_TEMPLATE
 from triptych.config import RouterSettings
-from triptych.errors import InvalidRequest
+from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.metrics import RouterMetrics
 from triptych.models.card import ModelCard
 from triptych.router.budget import ByteBudget
@@ -171,3 +173,22 @@ async def test_an_image_that_no_encoder_can_hold_is_refused_before_anyone_is_ask
         large.max_item_tokens = 64
         await until(lambda: served.router.fleet.max_item_tokens() == 64)
         assert (await served.chat([picture("red-circle.png")], max_tokens=2)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("words", "tools", "param"), [(10, 128, "tools"), (9000, 1, "messages"), (9000, 128, "messages")]
+)
+async def test_a_prompt_that_is_too_long_on_account_of_tools_says_so(
+    card: ModelCard, tmp_path: Path, words: int, tools: int, param: str
+) -> None:
+    template = tmp_path / "tools.jinja"
+    template.write_text(TOOL_TEMPLATE)
+    desk = Desk(card, PromptBuilder(card, str(template)))
+    offered = [
+        {"type": "function", "function": {"name": f"tool_{number}", "description": "does " * 60}}
+        for number in range(tools)
+    ]
+    with pytest.raises(ContextTooLong, match="maximum context length") as caught:
+        await desk.prepare({"type": "text", "text": "word " * words}, tools=offered)
+    assert caught.value.param == param
+    assert ("Tools take" in caught.value.message) == (param == "tools")

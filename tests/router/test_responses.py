@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,8 +11,9 @@ import pytest
 
 from tests.router.events import events_of
 from tests.router.requests import text_request
-from tests.router.serving import PICTURES, Served, chat_body, picture, serving, tiers
+from tests.router.serving import PICTURES, Served, chat_body, picture, say, serving, tiers
 from tests.router.test_http import error_of
+from tests.router.tool_template import TOOL_TEMPLATE
 from triptych.errors import InvalidRequest, NoWorker
 from triptych.models.card import ModelCard
 from triptych.router.choices import Delta, ToolCallDelta
@@ -142,10 +144,10 @@ async def test_logprobs_come_with_the_text_where_asked(served: Served) -> None:
 def test_logprobs_of_the_token_that_ends_an_answer_come_whole_and_streamed() -> None:
     said, end = {"token": "Hello"}, {"token": ""}
     form = form_of(top_logprobs=1)
-    form.frames([Delta(0, text="Hello", logprobs=[said])], USAGE)
-    last = events_of(form.frames([Delta(0, logprobs=[end], finish_reason="stop")], USAGE))
+    form.frames([Delta(0, text="Hello", text_logprobs=[said])], USAGE)
+    last = events_of(form.frames([Delta(0, text_logprobs=[end], finish_reason="stop")], USAGE))
     assert [told["logprobs"] for name, told in last if name == "response.output_text.done"] == [[said, end]]
-    whole = form_of(top_logprobs=1).whole([Delta(0, "Hello", logprobs=[said, end], finish_reason="stop")], USAGE)
+    whole = form_of(top_logprobs=1).whole([Delta(0, "Hello", text_logprobs=[said, end], finish_reason="stop")], USAGE)
     streamed = events_of(form.end(USAGE))[-1][1]["response"]["output"][0]["content"]
     assert streamed == whole["output"][0]["content"]
 
@@ -355,3 +357,31 @@ async def test_a_failure_mid_stream_reaches_openais_client(card: ModelCard) -> N
             [event async for event in stream]
         response = await served.client.post("/v1/chat/completions", json=chat_body(max_tokens=1))
         assert response.status_code == 200  # the server goes on
+
+
+async def test_logprobs_of_a_message_before_a_call_are_the_same_whole_and_streamed(
+    card: ModelCard, tmp_path: Path
+) -> None:
+    text = 'I look.\n<tool_call>\n{"name": "look", "arguments": {"at": "the sky"}}\n</tool_call>'
+    asked = {
+        "include": ["message.output_text.logprobs"],
+        "max_output_tokens": 200,
+        "tools": [{"type": "function", "name": "look", "parameters": {"type": "object"}}],
+    }
+    template = tmp_path / "tools.jinja"
+    template.write_text(TOOL_TEMPLATE)
+    workers = say(tiers(card, "e", "p", "d"), card, text)
+    async with serving(card, workers, chat_template=str(template)) as served:
+        whole = (await ask(served, **asked)).json()["output"]
+        streamed = events_of((await ask(served, stream=True, **asked)).text)[-1][1]["response"]["output"]
+    assert [item["type"] for item in whole] == ["message", "function_call"]
+    assert streamed[0]["content"] == whole[0]["content"]
+    (part,) = whole[0]["content"]
+    assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"] == "I look."
+
+
+async def test_a_call_that_the_template_cannot_tell_is_named_by_the_field_it_came_in(served: Served) -> None:
+    output = {"type": "function_call_output", "call_id": "z", "output": "x"}
+    for fields in ({}, {"instructions": "Be brief."}):
+        response = await ask(served, [output], **fields)
+        assert (response.status_code, error_of(response)["param"]) == (400, "input")

@@ -30,11 +30,11 @@ def rules(**fields: Any) -> OutputRules:
     return Chat.parse(json.dumps(body).encode()).rules
 
 
-def read(pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
+def read(pieces: Sequence[str], *, was_cut: bool = False, must_call: bool = False) -> tuple[str, list[tuple[str, str]]]:
     """Content and calls of a text that comes in these pieces; what each delta has to keep to is checked."""
-    parser = ToolCallParser()
+    parser = ToolCallParser(must_call)
     content, names, arguments, ids = "", [], [], set()
-    for said, calls in [*map(parser.feed, pieces), parser.flush()]:
+    for said, calls in [*map(parser.feed, pieces), parser.flush(was_cut)]:
         content += said
         for call in calls:
             if call.name:
@@ -66,7 +66,7 @@ def test_an_answer_that_may_call_tools_is_left_alone_where_none_is_strict(fields
     chosen = rules(tools=[WEATHER, NOW], **fields)
     assert chosen.grammar is None
     assert chosen.by_prompt
-    assert chosen.make_parser is ToolCallParser
+    assert isinstance(chosen.make_parser and chosen.make_parser(), ToolCallParser)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_a_call_must_keep_to_is_a_grammar(
     chosen = rules(**{"tools": [WEATHER, NOW], **fields})
     assert chosen.grammar == tool_calls(tools, required=required, parallel=parallel)
     assert chosen.by_prompt is not required
-    assert chosen.make_parser is ToolCallParser
+    assert isinstance(chosen.make_parser and chosen.make_parser(), ToolCallParser)
     chosen.check()
 
 
@@ -144,6 +144,28 @@ def test_no_beginning_of_a_call_is_shown_as_content() -> None:
 )
 def test_what_is_no_call_goes_out_to_the_letter(text: str) -> None:
     assert read([text]) == read(list(text)) == (text, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>",
+        "<tool_call>\n{",
+        '<tool_call>\n{"na',
+        '<tool_call>{"name": "f", "arguments": ',
+        "<tool_call>{}</tool_",
+    ],
+)
+def test_the_beginning_of_a_call_that_is_cut_off_is_no_content(text: str) -> None:
+    is_open = not text.startswith("<tool_call>{}")
+    assert read([text], was_cut=True) == read(list(text), was_cut=True) == ("" if is_open else text, [])
+    assert read(list("So: " + text), was_cut=True, must_call=True)[0].strip() == "So:"
+
+
+def test_a_call_that_must_come_is_not_shown_by_its_first_letters_and_text_is() -> None:
+    assert read(["<tool"], was_cut=True, must_call=True) == ("", [])
+    assert read(["1 <"], was_cut=True) == ("1 <", [])
+    assert read(["<tool_call>no JSON"], was_cut=True) == ("<tool_call>no JSON", [])
 
 
 @pytest.mark.parametrize(

@@ -89,3 +89,18 @@ async def test_a_grammar_that_ends_on_the_way_is_named_by_its_field(
         answer = await served.client.post(CHAT, json=chat_body(**{"max_tokens": 8, **fields}, stream=stream))
     told = answer.text.strip().splitlines()[-1].removeprefix("data: ")
     assert json.loads(told)["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "finish"), [({"max_tokens": 3}, "length"), ({"stop": ['"']}, "stop"), ({"stop": ["_call"]}, "stop")]
+)
+async def test_a_call_that_is_cut_off_before_its_arguments_shows_none_of_its_markup(
+    card: ModelCard, fields: Any, finish: str
+) -> None:
+    async with serving(card, say(tiers(card, "e", "p", "d"), card, CALLS)) as served:
+        (choice,) = (await served.client.post(CHAT, json=chat_body(**REQUIRED | fields))).json()["choices"]
+        streamed = await served.client.post(CHAT, json=chat_body(stream=True, **REQUIRED | fields))
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", finish)
+    deltas = [json.loads(line[6:])["choices"][0] for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert not any(each["delta"].get("content") or each["delta"].get("tool_calls") for each in deltas)
+    assert deltas[-1]["finish_reason"] == finish

@@ -63,12 +63,14 @@ def _read_line(
         fault = fault_of(entry)
     except (ValueError, RecursionError) as error:
         entry, fault = None, f"not JSON: {error}"
-    if not fault and entry["custom_id"] in line_by_id:
-        fault = f"custom_id {entry['custom_id']!r} is that of line {line_by_id[entry['custom_id']]} as well"
+    custom_id = entry.get("custom_id") if isinstance(entry, dict) else None
+    first = line_by_id.setdefault(custom_id, place.number) if isinstance(custom_id, str) else place.number
+    if first != place.number:  # told beside what else is wrong, so that one look at the file mends both
+        told = f"custom_id {custom_id!r} is that of line {first} as well"
+        fault = f"{fault}; {told}" if fault else told
     if fault:
         faults.append(f"line {place.number}: {fault}")
         return
-    line_by_id[entry["custom_id"]] = place.number
     lines.append(BatchLine(place.number, entry["custom_id"], entry["url"], place.begin, place.num_bytes))
 
 
