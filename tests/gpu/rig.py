@@ -23,9 +23,15 @@ def reader_of(*arenas: ArenaInfo, slabs: tuple[Slab, ...] = ()) -> Reader:
 
 def rows(units: int) -> torch.Tensor:
     """[units, numbers of a unit] int64, zero"""
-    return torch.zeros(units, NUMBERS, dtype=torch.int64, device=GPU)
+    return _written(torch.zeros(units, NUMBERS, dtype=torch.int64, device=GPU))
 
 
 def blocks(num_blocks: int = NUM_UNITS) -> torch.Tensor:
     """[num_blocks, bytes of a unit] uint8, zero"""
-    return torch.zeros(num_blocks, UNIT_BYTES, dtype=torch.uint8, device=GPU)
+    return _written(torch.zeros(num_blocks, UNIT_BYTES, dtype=torch.uint8, device=GPU))
+
+
+def _written(memory: torch.Tensor) -> torch.Tensor:
+    """Zeros that were queued on this thread's stream would else come behind what a reader's own stream brings."""
+    torch.cuda.current_stream(GPU).synchronize()
+    return memory

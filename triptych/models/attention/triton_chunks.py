@@ -85,10 +85,9 @@ def attend_rows(
 
     tiles: [tiles, 4] int64 of `list_tiles`, on the device, origins being tokens of the step
     """
-    heads = shape.head_size
-    assert key.stride() == value.stride() == (key.stride(0), heads, 1), (
-        f"keys and values are rows of heads, equally far apart, got strides {key.stride()} and {value.stride()}"
-    )
+    if key.stride() != value.stride():  # one of them is a view, as where torch's own kernels made the other
+        key, value = key.contiguous(), value.contiguous()
+    assert key.stride() == (key.stride(0), shape.head_size, 1), f"rows of heads, got strides {key.stride()}"
     _launch(tiles, tiles, query, key, value, key.stride(0), output, shape, tuning, paged=False)
 
 

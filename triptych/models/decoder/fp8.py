@@ -98,7 +98,8 @@ class ScaledProduct:
             scale_a=rows.scales[:, None],
             scale_b=self._scales,
             out_dtype=x.dtype,
-            use_fast_accum=True,  # what its sums lose is a hundredth of what 8 bits lose
+            # The fast way keeps 14 bits of a sum: 19,000 products of one sign came to four fifths of what they are.
+            use_fast_accum=False,
         )
         if made.shape[1] != self._outputs:
             made = made[:, : self._outputs].contiguous()
