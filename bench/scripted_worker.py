@@ -1,7 +1,8 @@
 """A worker in a process of its own that computes nothing, for measuring a router: python -m bench.scripted_worker.
 
-It has all three roles and speaks the whole protocol as a real one does: media are read out of shared memory, rows are
-claimed item by item, KV chunk by chunk, and every step sends the tokens of all running sequences in one message. What
+It has all three roles and speaks the whole protocol as a real one does: media are read out of shared memory, rows of a
+request's items are there together, as after one batch, KV comes chunk by chunk, the last chunk with the first tokens,
+and every step sends the tokens of all running sequences in one message. What
 it takes to answer is nobody's figure, as long as its own core is not the router's.
 
 --times FILE: one line for each request whose first token is there, with its id and three times of the monotonic clock
@@ -85,26 +86,25 @@ class ScriptedWorker(
         for source in start.media:
             if source.HasField("memfd"):
                 read_memfd(MemfdDescriptor(source.memfd.host_id, source.memfd.pid, source.memfd.fd), source.num_bytes)
-        async for _ in requests:
-            pass
-        for item in start.items:
-            await asyncio.sleep(0)
-            yield encoder_pb2.EncodeReply(item_index=item.index, ref=wire.embedding_ref_to_pb(self._rows(item)))
+        refs = [(item.index, wire.embedding_ref_to_pb(self._rows(item))) for item in start.items]
+        replies = [encoder_pb2.EncodeReply(item_index=index, ref=ref) for index, ref in refs]
+        yield encoder_pb2.EncodeReplies(replies=replies)
 
     async def Prefill(self, requests: AsyncIterator[prefill_pb2.PrefillRequest], context: Any) -> AsyncIterator[Any]:
         start = (await anext(requests)).start
         prompt_came = time.monotonic()
-        items = range(len(start.layout.items))
-        yield prefill_pb2.PrefillReply(accepted=prefill_pb2.Accepted(items=items, more=False))
-        async for _ in requests:
-            pass
-        total = len(start.layout.token_ids) // 4
+        missing = len(start.layout.items)
+        yield prefill_pb2.PrefillReply(accepted=prefill_pb2.Accepted(items=range(missing), more=False))
+        while missing:
+            missing -= len((await anext(requests)).items)
+        total, refs = len(start.layout.token_ids) // 4, []
         if start.decode_follows:
             for begin in range(0, total, CHUNK_TOKENS):
-                ref = self._kv(begin, min(begin + CHUNK_TOKENS, total))
-                yield prefill_pb2.PrefillReply(kv=wire.kv_ref_to_pb(ref))
+                refs.append(wire.kv_ref_to_pb(self._kv(begin, min(begin + CHUNK_TOKENS, total))))
+        for ref in refs[:-1]:
+            yield prefill_pb2.PrefillReply(kv=[ref])
         first = [wire.token_to_pb(_token(branch, 0, start.sampling.max_tokens)) for branch in range(start.branches)]
-        reply = prefill_pb2.PrefillReply(first=prefill_pb2.FirstTokens(tokens=first))
+        reply = prefill_pb2.PrefillReply(kv=refs[-1:], first=prefill_pb2.FirstTokens(tokens=first))
         request_id = start.envelope.request_id
         came = self._came.pop(request_id, prompt_came)
         if self._times is not None:
@@ -117,7 +117,7 @@ class ScriptedWorker(
 
     async def Decode(self, requests: AsyncIterator[decode_pb2.DecodeRequest], context: Any) -> decode_pb2.DecodeReply:
         start = (await anext(requests)).start
-        async for _ in requests:
+        while not (await anext(requests)).HasField("first"):
             pass
         self._running[start.envelope.request_id] = start, 0
         return decode_pb2.DecodeReply()

@@ -140,11 +140,10 @@ class Warming:
         if not link.media_by_memfd:
             for chunk in self._shelf.chunks(item.media):
                 await outbox.send(encoder_pb2.EncodeRequest(chunk=chunk))
-        await outbox.close()
-        reply = await Inbox(call).receive()
-        if reply is None:
+        answer = await Inbox(call).receive()
+        if answer is None or len(answer.replies) != 1:
             raise InternalError("an encoder ended a call without an answer")
-        return reply
+        return answer.replies[0]
 
 
 def _read_digests(body: bytes) -> list[bytes] | None:

@@ -7,7 +7,7 @@ encoder's arena only fills with rows that have a place to go.
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from triptych import wire
@@ -71,7 +71,7 @@ class Attempt:
         else:
             self._prefilling()
         kv_begin = self._decode.cached_tokens if self._decode is not None else 0
-        running = prefill.run(self._decode is not None, kv_begin, self._take_kv, self._take_first)
+        running = prefill.run(self._decode is not None, kv_begin, self._take)
         await self._blaming(Role.PREFILL, running)
         if self._decode is not None:
             await self._finish(self._decode)
@@ -110,20 +110,24 @@ class Attempt:
         if self._request.stage in (Stage.RESERVING, Stage.ENCODING):
             self._request.move(Stage.PREFILLING)
 
-    async def _take_kv(self, ref: common_pb2.KVRef) -> None:
-        if self._decode is not None:
-            await self._blaming(Role.DECODE, self._decode.give_kv(ref))
+    async def _take(self, kv: Sequence[common_pb2.KVRef], first: prefill_pb2.FirstTokens | None) -> None:
+        """The client has the first tokens before the decode worker is told."""
+        to_continue = self._take_first(first) if first is not None else ()
+        if self._decode is not None and (kv or to_continue):
+            await self._blaming(Role.DECODE, self._decode.give(kv, to_continue))
 
-    async def _take_first(self, first: prefill_pb2.FirstTokens) -> None:
+    def _take_first(self, first: prefill_pb2.FirstTokens) -> Sequence[common_pb2.Token]:
+        """Those that a decode worker goes on from; none where they were all there is."""
         request = self._request
         self._prefilling()
         request.timeline.add_parallel(first.times)
         if not request.has_tokens:  # else this attempt finds what an earlier one has computed
             request.cached_tokens = first.cached_tokens
         request.deliver([wire.token_from_pb(token) for token in first.tokens])
-        if self._decode is not None and not request.all_finished.is_set():
-            request.move(Stage.HANDING_OVER)
-            await self._blaming(Role.DECODE, self._decode.give_first(first.tokens))
+        if self._decode is None or request.all_finished.is_set():
+            return ()
+        request.move(Stage.HANDING_OVER)
+        return first.tokens
 
     async def _finish(self, decode: DecodeStage) -> None:
         request = self._request

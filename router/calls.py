@@ -32,7 +32,7 @@ class WorkerCalls:
     status: grpc.aio.UnaryUnaryMultiCallable[worker_pb2.StatusRequest, worker_pb2.StatusReply]
     cancel: grpc.aio.UnaryUnaryMultiCallable[worker_pb2.CancelRequest, common_pb2.Empty]
     renew: grpc.aio.UnaryUnaryMultiCallable[worker_pb2.RenewRequest, worker_pb2.RenewReply]
-    encode: grpc.aio.StreamStreamMultiCallable[encoder_pb2.EncodeRequest, encoder_pb2.EncodeReply]
+    encode: grpc.aio.StreamStreamMultiCallable[encoder_pb2.EncodeRequest, encoder_pb2.EncodeReplies]
     cache: grpc.aio.UnaryUnaryMultiCallable[encoder_pb2.CacheRequest, encoder_pb2.CacheReply]
     prefill: grpc.aio.StreamStreamMultiCallable[prefill_pb2.PrefillRequest, prefill_pb2.PrefillReply]
     reserve: grpc.aio.UnaryUnaryMultiCallable[decode_pb2.ReserveRequest, decode_pb2.ReserveReply]
@@ -60,7 +60,7 @@ def worker_errors() -> Iterator[None]:
 
 
 class Outbox(Generic[Sent]):
-    """The sending side of a stream; several tasks may send."""
+    """The sending side of a stream; several tasks may send. No worker waits for its end, so it has none."""
 
     def __init__(self, call: grpc.aio.StreamStreamCall[Sent, Any] | grpc.aio.StreamUnaryCall[Sent, Any]) -> None:
         self._call = call
@@ -70,18 +70,13 @@ class Outbox(Generic[Sent]):
         """Raises what ended the call, where it has ended."""
         async with self._lock:
             try:
-                with worker_errors():
-                    await self._call.write(message)
+                await self._call.write(message)
+            except grpc.aio.AioRpcError as error:
+                raise wire.error_from_rpc(error) from error
             except asyncio.InvalidStateError as error:
                 with worker_errors():
                     await _raise_status(self._call)
                 raise InternalError("a worker ended a call before it had everything") from error
-
-    async def close(self) -> None:
-        """No more messages; a call that has ended already is left as it is."""
-        async with self._lock:
-            with worker_errors():
-                await self._call.done_writing()
 
 
 class Inbox(Generic[Received]):
@@ -94,8 +89,10 @@ class Inbox(Generic[Received]):
 
     async def receive(self) -> Received | None:
         """The next message; None where the worker has ended the stream well."""
-        with worker_errors():
+        try:
             message = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise wire.error_from_rpc(error) from error
         return None if message is grpc.aio.EOF else message  # type: ignore[return-value]
 
 

@@ -52,13 +52,10 @@ class DecodeStage:
         self.link.tokens.subscribe(self._tools.request.id, self._tools.number, self)
         await self.link.hold(self._outbox.send(decode_pb2.DecodeRequest(start=self._start())))
 
-    async def give_kv(self, ref: common_pb2.KVRef) -> None:
-        await self._outbox.send(decode_pb2.DecodeRequest(kv=ref))
-
-    async def give_first(self, tokens: Sequence[common_pb2.Token]) -> None:
-        """After the last KV ref."""
-        await self._outbox.send(decode_pb2.DecodeRequest(first=decode_pb2.FirstTokenList(tokens=tokens)))
-        await self._outbox.close()
+    async def give(self, kv: Sequence[common_pb2.KVRef], first: Sequence[common_pb2.Token]) -> None:
+        """first: tokens to go on from, none before the last KV ref"""
+        tokens = decode_pb2.FirstTokenList(tokens=first) if first else None
+        await self._outbox.send(decode_pb2.DecodeRequest(kv=kv, first=tokens))
 
     async def land(self) -> None:
         """Returns when the worker has all the KV."""

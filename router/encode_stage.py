@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from triptych import wire
 from triptych.errors import InternalError, TransferFailed, TriptychError
 from triptych.journey import Item, Role
-from triptych.pb import common_pb2, encoder_pb2
+from triptych.pb import encoder_pb2, prefill_pb2
 from triptych.router.bookings import Booking
 from triptych.router.calls import Inbox, Outbox
 from triptych.router.link import WorkerLink
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 _STAGE_NAMES = {"queue": "encode_queue"}  # what the encoder calls it, and what it is to a whole request
 
-GiveRef = Callable[[int, common_pb2.EmbeddingRef], Awaitable[None]]
+GiveRefs = Callable[[Sequence[prefill_pb2.ItemRef]], Awaitable[None]]
 
 
 class EncodeStage:
@@ -26,7 +26,7 @@ class EncodeStage:
     An encoder that fails costs only its unfinished items: they are tried once more, elsewhere if there is another.
     """
 
-    def __init__(self, tools: StageTools, give: GiveRef) -> None:
+    def __init__(self, tools: StageTools, give: GiveRefs) -> None:
         self._tools = tools
         self._give = give
         self._waiting: dict[int, Item] = {}
@@ -84,8 +84,8 @@ class EncodeStage:
         await self._send(link, Outbox(call), share)
         booking.sent(self._tools.now())
         inbox = Inbox(call)
-        while (reply := await inbox.receive()) is not None:
-            await self._take(link, reply)
+        while (ready := await inbox.receive()) is not None:
+            await self._take(link, ready.replies)
 
     async def _send(self, link: WorkerLink, outbox: Outbox[encoder_pb2.EncodeRequest], share: Sequence[Item]) -> None:
         shelf, by_memfd = self._tools.shelf, link.media_by_memfd
@@ -102,23 +102,31 @@ class EncodeStage:
             for index in indexes:
                 for chunk in shelf.chunks(index):
                     await outbox.send(encoder_pb2.EncodeRequest(chunk=chunk))
-        await outbox.close()
 
-    async def _take(self, link: WorkerLink, reply: encoder_pb2.EncodeReply) -> None:
+    async def _take(self, link: WorkerLink, replies: Sequence[encoder_pb2.EncodeReply]) -> None:
         request = self._tools.request
         request.touch()
-        request.timeline.add_parallel(reply.times, _STAGE_NAMES)
-        if reply.HasField("failure"):
-            self._note(link, wire.error_from_failure(reply.failure))
-            return
-        if (link, reply.ref.claim_id) in self._kept:
-            return  # the same answer twice
+        refs: list[prefill_pb2.ItemRef] = []
+        for reply in replies:
+            request.timeline.add_parallel(reply.times, _STAGE_NAMES)
+            if reply.HasField("failure"):
+                self._note(link, wire.error_from_failure(reply.failure))
+            elif self._is_new(link, reply):
+                refs.append(prefill_pb2.ItemRef(item_index=reply.item_index, ref=reply.ref))
+        if refs:
+            await self._give(refs)
+
+    def _is_new(self, link: WorkerLink, reply: encoder_pb2.EncodeReply) -> bool:
+        """Keeps the claim of an item that was waited for. False for the same answer again."""
+        claim = link, reply.ref.claim_id
+        if claim in self._kept:
+            return False
         if reply.item_index not in self._waiting:
             raise InternalError(f"an encoder answered for item {reply.item_index}, which it was not asked for")
-        self._tools.claims.keep(link, reply.ref.claim_id)
-        self._kept.append((link, reply.ref.claim_id))
-        await self._give(reply.item_index, reply.ref)
+        self._tools.claims.keep(*claim)
+        self._kept.append(claim)
         del self._waiting[reply.item_index]
+        return True
 
     def _note(self, link: WorkerLink, error: TriptychError) -> None:
         if not error.retryable:

@@ -1,7 +1,7 @@
 """A prompt goes to a prefill worker; KV refs and the first tokens come back."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from triptych import wire
 from triptych.errors import InternalError
@@ -12,8 +12,8 @@ from triptych.router.calls import Inbox, Outbox
 from triptych.router.link import WorkerLink
 from triptych.router.stage_tools import StageTools
 
-TakeKV = Callable[[common_pb2.KVRef], Awaitable[None]]
-TakeFirst = Callable[[prefill_pb2.FirstTokens], Awaitable[None]]
+# KV refs, and behind the last ones the first tokens.
+TakeResults = Callable[[Sequence[common_pb2.KVRef], prefill_pb2.FirstTokens | None], Awaitable[None]]
 
 
 class PrefillStage:
@@ -28,9 +28,8 @@ class PrefillStage:
         self._outbox: Outbox[prefill_pb2.PrefillRequest] = Outbox(self._call)
         self._granted: set[int] = set()  # items of all windows so far
         self._more_windows = True
-        self._refs_given = 0
 
-    async def run(self, decode_follows: bool, kv_begin: int, take_kv: TakeKV, take_first: TakeFirst) -> None:
+    async def run(self, decode_follows: bool, kv_begin: int, take: TakeResults) -> None:
         """Hands on every KV ref, then the first tokens, one per branch; returns when the call has ended.
 
         kv_begin: tokens whose KV the decode worker has already, which is not sent
@@ -39,23 +38,20 @@ class PrefillStage:
         self._tools.used.add(self.link)
         try:
             await self.link.hold(self._send_start(self._start(decode_follows, kv_begin), booking))
-            await self.link.hold(self._listen(take_kv, take_first))
+            await self.link.hold(self._listen(take))
             self.finished.set()
         finally:
             booking.close()
             self._call.cancel()  # does nothing to a call that has ended
 
-    async def give(self, item_index: int, ref: common_pb2.EmbeddingRef) -> None:
-        item = prefill_pb2.ItemRef(item_index=item_index, ref=ref)
-        await self._outbox.send(prefill_pb2.PrefillRequest(item=item))
-        self._refs_given += 1
-        await self._close_if_complete()
+    async def give(self, refs: Sequence[prefill_pb2.ItemRef]) -> None:
+        await self._outbox.send(prefill_pb2.PrefillRequest(items=refs))
 
     async def _send_start(self, start: prefill_pb2.PrefillStart, booking: Booking) -> None:
         await self._outbox.send(prefill_pb2.PrefillRequest(start=start))
         booking.sent(self._tools.now())
 
-    async def _take_window(self, accepted: prefill_pb2.Accepted) -> None:
+    def _take_window(self, accepted: prefill_pb2.Accepted) -> None:
         """Lets the window's items be encoded. Raises InternalError for a window that makes no sense."""
         num_items = len(self._tools.request.prepared.layout.items)
         window = tuple(accepted.items)
@@ -68,26 +64,20 @@ class PrefillStage:
         self.windows.put_nowait(window)
         if not accepted.more:
             self.windows.put_nowait(None)
-            await self._close_if_complete()
 
-    async def _close_if_complete(self) -> None:
-        if not self._more_windows and self._refs_given == len(self._granted):
-            await self._outbox.close()
-
-    async def _listen(self, take_kv: TakeKV, take_first: TakeFirst) -> None:
+    async def _listen(self, take: TakeResults) -> None:
         inbox: Inbox[prefill_pb2.PrefillReply] = Inbox(self._call)
         done = False
         while (reply := await inbox.receive()) is not None:
             self._tools.request.touch()
-            if reply.HasField("kv"):
-                await take_kv(reply.kv)
-            elif reply.HasField("first"):
-                if self._more_windows:
-                    raise InternalError("a prefill worker gave first tokens ahead of the last window")
-                await take_first(reply.first)
-                done = True
-            elif reply.HasField("accepted"):
-                await self._take_window(reply.accepted)
+            if reply.HasField("accepted"):
+                self._take_window(reply.accepted)
+            first = reply.first if reply.HasField("first") else None
+            if first is not None and self._more_windows:
+                raise InternalError("a prefill worker gave first tokens ahead of the last window")
+            if reply.kv or first is not None:
+                await take(reply.kv, first)
+            done = done or first is not None
         if not done:
             raise InternalError("a prefill worker ended a call without the first tokens")
 

@@ -24,6 +24,23 @@ async def passed_on(faults: Faults, step: str, message: Message) -> Sequence[Mes
     return faults.instead(step, fault, message)
 
 
+async def gathered(
+    queue: "asyncio.Queue[Message | BaseException]", faults: Faults
+) -> tuple[list[Message], BaseException | None]:
+    """What is in a queue, once there is something: messages in order, and the error behind them, if there is one.
+
+    With faults it is one at a time, so that a test may stop between any two.
+    """
+    messages: list[Message] = []
+    while True:
+        entry = await queue.get()
+        if isinstance(entry, BaseException):
+            return messages, entry
+        messages.append(entry)
+        if faults.on or queue.empty():
+            return messages, None
+
+
 async def _carry_out(fault: Fault | None) -> None:
     if fault is None:
         return

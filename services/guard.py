@@ -124,9 +124,9 @@ def streaming(
 
 
 async def first_part(requests: AsyncIterator[Any], name: str) -> Any:
-    """The `start` message that must open a request stream."""
+    """The `start` message that must open a request stream, with nothing beside it."""
     async for request in requests:
-        if request.WhichOneof("part") == "start":
+        if [field.name for field, _ in request.ListFields()] == ["start"]:
             return request.start
         break
     raise InvalidRecord(f"{name} must begin with its start message")

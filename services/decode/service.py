@@ -139,14 +139,13 @@ class DecodeService(DecodeServicer):
     async def _take_over(self, key: RequestId, requests: AsyncIterator[pb.DecodeRequest]) -> tuple[Token, ...]:
         """Queue a pull per KV ref until the first tokens come."""
         async for request in requests:
-            part = request.WhichOneof("part")
-            if part == "kv":
-                for ref in await passed_on(self._faults, "kv.take", request.kv):
-                    self._worker.pull(key, wire.kv_ref_from_pb(ref))
-            elif part == "first":
-                return tuple(wire.token_from_pb(token) for token in request.first.tokens)
-            else:
+            if request.HasField("start") or not request.ListFields():
                 raise InvalidRecord("Decode takes one start message, then KV refs, then the first tokens")
+            for announced in request.kv:
+                for ref in await passed_on(self._faults, "kv.take", announced):
+                    self._worker.pull(key, wire.kv_ref_from_pb(ref))
+            if request.HasField("first"):
+                return tuple(wire.token_from_pb(token) for token in request.first.tokens)
         raise InvalidRecord("the Decode call ended before the first tokens came")
 
 

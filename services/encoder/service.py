@@ -17,7 +17,7 @@ from triptych.pb import common_pb2
 from triptych.pb import encoder_pb2 as pb
 from triptych.pb.encoder_pb2_grpc import EncoderServicer, add_EncoderServicer_to_server
 from triptych.services.encoder.worker import EncoderWorker
-from triptych.services.faulty import passed_on, passing
+from triptych.services.faulty import gathered, passed_on, passing
 from triptych.services.guard import Door, deadline_of, first_part, streaming, unary, work_key
 from triptych.services.site import Language, Site
 from triptych.transfer.faults import Faults
@@ -40,7 +40,7 @@ class EncoderService(EncoderServicer):
         self._faults = faults
 
     @streaming
-    async def Encode(self, requests: AsyncIterator[pb.EncodeRequest], context: Any) -> AsyncIterator[pb.EncodeReply]:
+    async def Encode(self, requests: AsyncIterator[pb.EncodeRequest], context: Any) -> AsyncIterator[pb.EncodeReplies]:
         start: pb.EncodeStart = await first_part(requests, "Encode")
         self._door.check(start.envelope, new_work=True)
         await passing(self._faults, "encode.begin")
@@ -62,13 +62,16 @@ class EncoderService(EncoderServicer):
 
         receiving = asyncio.create_task(_receive(requests, inbox, submit, results))
         try:
-            for _ in items:
-                result = await results.get()
-                if isinstance(result, BaseException):
-                    raise result
-                for sent in await passed_on(self._faults, "encode.ref", result):
-                    yield _reply(sent)
+            num_left = len(items)
+            while num_left:
+                ready, error = await gathered(results, self._faults)
+                num_left -= len(ready)
+                told = [sent for result in ready for sent in await passed_on(self._faults, "encode.ref", result)]
+                if told:
+                    yield pb.EncodeReplies(replies=map(_reply, told))
                     await passing(self._faults, "encode.sent")
+                if error is not None:
+                    raise error
         except BaseException:
             self._engine.cancel(key)
             raise

@@ -15,7 +15,7 @@ from triptych.pb import common_pb2
 from triptych.pb import prefill_pb2 as pb
 from triptych.pb.prefill_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
 from triptych.sampling import MOST_BRANCHES
-from triptych.services.faulty import passed_on, passing
+from triptych.services.faulty import gathered, passed_on, passing
 from triptych.services.guard import Door, deadline_of, first_part, streaming, work_key
 from triptych.services.prefill.worker import FirstTokens, Granted, PrefillEvent, PrefillWorker
 from triptych.services.site import Language, Site
@@ -37,10 +37,10 @@ class PrefillService(PrefillServicer):
         await passing(self._faults, "prefill.begin")
         job = _job(start)
         verify_layout(job.layout)
-        events: asyncio.Queue[PrefillEvent] = asyncio.Queue()
+        events: asyncio.Queue[PrefillEvent | BaseException] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
-        def emit(event: PrefillEvent) -> None:  # on an engine or pull thread
+        def emit(event: PrefillEvent | BaseException) -> None:  # on an engine or pull thread
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         receiving = asyncio.create_task(self._receive(requests, job.request_id, emit))
@@ -48,12 +48,12 @@ class PrefillService(PrefillServicer):
         try:
             self._worker.begin(job, self._door.lease_seconds(start.lease_ms), emit)
             while not finished:
-                event = await events.get()
-                if isinstance(event, Exception):
-                    raise event
-                finished = isinstance(event, FirstTokens)
-                for sent in await self._sent(event):
-                    yield _reply(sent)
+                ready, error = await gathered(events, self._faults)
+                for reply in _replies([sent for event in ready for sent in await self._sent(event)]):
+                    yield reply
+                finished = any(isinstance(event, FirstTokens) for event in ready)
+                if error is not None and not finished:
+                    raise error
         finally:
             receiving.cancel()
             if not finished:
@@ -62,10 +62,11 @@ class PrefillService(PrefillServicer):
     async def _receive(self, requests: AsyncIterator[pb.PrefillRequest], key: RequestId, emit: Any) -> None:
         try:
             async for request in requests:
-                if request.WhichOneof("part") != "item":
+                if request.HasField("start") or not request.items:
                     raise InvalidRecord("Prefill takes one start message, then items")
-                for item in await passed_on(self._faults, "rows.ref", request.item):
-                    self._worker.deliver(key, item.item_index, wire.embedding_ref_from_pb(item.ref))
+                for item in request.items:
+                    for sent in await passed_on(self._faults, "rows.ref", item):
+                        self._worker.deliver(key, sent.item_index, wire.embedding_ref_from_pb(sent.ref))
         except Exception as error:
             emit(error)
 
@@ -107,13 +108,27 @@ def _job(start: pb.PrefillStart) -> PrefillJob:
     )
 
 
+def _replies(events: Sequence[PrefillEvent]) -> Sequence[pb.PrefillReply]:
+    """One message; more only where their order could not be read from it."""
+    replies: list[pb.PrefillReply] = []
+    before: PrefillEvent | None = None
+    for event in events:
+        in_order = isinstance(event, FirstTokens) or (isinstance(event, KVRef) and not isinstance(before, FirstTokens))
+        if replies and in_order:
+            replies[-1].MergeFrom(_reply(event))
+        else:
+            replies.append(_reply(event))
+        before = event
+    return replies
+
+
 def _reply(event: PrefillEvent) -> pb.PrefillReply:
     if isinstance(event, Granted):
         window = event.window
         accepted = pb.Accepted(items=window.items, cached_tokens=window.cached_tokens, more=not window.last)
         return pb.PrefillReply(accepted=accepted)
     if isinstance(event, KVRef):
-        return pb.PrefillReply(kv=wire.kv_ref_to_pb(event))
+        return pb.PrefillReply(kv=[wire.kv_ref_to_pb(event)])
     if isinstance(event, FirstTokens):
         tokens = [wire.token_to_pb(token) for token in event.tokens]
         times, cached_tokens = stage_times(event.times), event.cached_tokens

@@ -37,8 +37,8 @@ class FirstTokens:
     cached_tokens: int  # of the prompt, whose KV was there already
 
 
-PrefillEvent = Granted | KVRef | FirstTokens | TriptychError
-Emit = Callable[[PrefillEvent], None]
+PrefillEvent = Granted | KVRef | FirstTokens
+Emit = Callable[[PrefillEvent | TriptychError], None]
 
 
 @dataclass(slots=True)

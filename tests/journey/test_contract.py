@@ -65,7 +65,8 @@ class Caller:
             for at in pieces
         )
         requests = itertools.chain([encoder_pb2.EncodeRequest(start=start)], chunks)
-        return list(EncoderStub(self.channel).Encode(requests, timeout=CALL_SECONDS))
+        answers = EncoderStub(self.channel).Encode(requests, timeout=CALL_SECONDS)
+        return [reply for answer in answers for reply in answer.replies]
 
     def prefill(self, layout: Any, items: Sequence[Any] = (), salt: bytes = b"", **changed: Any) -> list[Any]:
         start = prefill_pb2.PrefillStart(
@@ -82,7 +83,7 @@ class Caller:
             yield prefill_pb2.PrefillRequest(start=start)
             if accepted.wait(CALL_SECONDS):
                 for item in items:
-                    yield prefill_pb2.PrefillRequest(item=item)
+                    yield prefill_pb2.PrefillRequest(items=[item])
             time.sleep(0.5)  # a router keeps the stream open while it waits
 
         replies = []

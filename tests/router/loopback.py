@@ -207,9 +207,11 @@ class _Encoder(encoder_pb2_grpc.EncoderServicer):
                 worker.memfd_reads += 1
                 where = MemfdDescriptor(source.memfd.host_id, source.memfd.pid, source.memfd.fd)
                 media[source.index] += read_memfd(where, source.num_bytes)
-        async for request in requests:
-            worker.chunks += 1
-            media[request.chunk.media] += request.chunk.data
+        for source in start.media:
+            while len(media[source.index]) < source.num_bytes:
+                chunk = (await anext(requests)).chunk
+                worker.chunks += 1
+                media[chunk.media] += chunk.data
         for source in start.media:
             assert source_digest(bytes(media[source.index])) == source.digest
         error = worker.fail_encode.pop(0) if worker.fail_encode else None
@@ -219,10 +221,12 @@ class _Encoder(encoder_pb2_grpc.EncoderServicer):
             item = wire.item_from_pb(message)
             worker.digests.add(item.digest)
             failure = worker.fail_item.pop(item.index, None)
+            reply = encoder_pb2.EncodeReply(item_index=item.index)
             if failure is not None:
-                yield encoder_pb2.EncodeReply(item_index=item.index, failure=wire.failure_to_pb(failure))
+                reply.failure.CopyFrom(wire.failure_to_pb(failure))
             else:
-                yield encoder_pb2.EncodeReply(item_index=item.index, ref=wire.embedding_ref_to_pb(self._ref(item)))
+                reply.ref.CopyFrom(wire.embedding_ref_to_pb(self._ref(item)))
+            yield encoder_pb2.EncodeReplies(replies=[reply])
 
     def _ref(self, item: Item) -> EmbeddingRef:
         return EmbeddingRef(
@@ -278,10 +282,10 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
     async def _take_over(self, requests: AsyncIterator[decode_pb2.DecodeRequest], start: Any) -> list[Token]:
         covered = self._worker.kv_here
         async for request in requests:
-            if request.HasField("kv"):
-                assert request.kv.tokens_begin == covered
-                covered = request.kv.tokens_end
-            else:
+            for ref in request.kv:
+                assert ref.tokens_begin == covered
+                covered = ref.tokens_end
+            if request.HasField("first"):
                 expected = len(start.layout.token_ids) // 4 + len(start.generated) // 4
                 assert covered == expected
                 return [wire.token_from_pb(token) for token in request.first.tokens]

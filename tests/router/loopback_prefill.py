@@ -53,7 +53,7 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
             await worker.window_gate.wait()
         total = layout.num_tokens + len(generated)
         if start.decode_follows:
-            yield prefill_pb2.PrefillReply(kv=wire.kv_ref_to_pb(self._kv_ref(start.kv_begin, total)))
+            yield prefill_pb2.PrefillReply(kv=[wire.kv_ref_to_pb(self._kv_ref(start.kv_begin, total))])
         tokens = [self._first(start, branch, len(generated)) for branch in range(start.branches)]
         yield prefill_pb2.PrefillReply(first=prefill_pb2.FirstTokens(tokens=tokens, cached_tokens=cached_tokens))
         if worker.fail_prefill_late:
@@ -83,12 +83,13 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
             request = await anext(requests, None)
             if request is None:
                 return False
-            item = left.pop(request.item.item_index)
-            assert request.item.ref.item_digest == item.digest
-            self._worker.refs += 1
-            error = self._worker.fail_prefill_after.pop(self._worker.refs, None)
-            if error is not None:
-                await refuse(context, error)
+            for given in request.items:
+                item = left.pop(given.item_index)
+                assert given.ref.item_digest == item.digest
+                self._worker.refs += 1
+                error = self._worker.fail_prefill_after.pop(self._worker.refs, None)
+                if error is not None:
+                    await refuse(context, error)
         return True
 
     def _first(self, start: prefill_pb2.PrefillStart, branch: int, position: int) -> common_pb2.Token:

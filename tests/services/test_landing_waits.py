@@ -98,7 +98,7 @@ def _requests(
         kv_layout=bytes(32),
         lease_seconds=30.0,
     )
-    yield decode_pb2.DecodeRequest(kv=wire.kv_ref_to_pb(ref))
+    yield decode_pb2.DecodeRequest(kv=[wire.kv_ref_to_pb(ref)])
     first = wire.token_to_pb(Token(id=7, logprob=0.0, choice=0, position=0))
     yield decode_pb2.DecodeRequest(first=decode_pb2.FirstTokenList(tokens=[first]))
     given.set()

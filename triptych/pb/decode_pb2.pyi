@@ -61,9 +61,9 @@ class DecodeRequest(_message.Message):
     KV_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     start: DecodeStart
-    kv: _common_pb2.KVRef
+    kv: _containers.RepeatedCompositeFieldContainer[_common_pb2.KVRef]
     first: FirstTokenList
-    def __init__(self, start: _Optional[_Union[DecodeStart, _Mapping]] = ..., kv: _Optional[_Union[_common_pb2.KVRef, _Mapping]] = ..., first: _Optional[_Union[FirstTokenList, _Mapping]] = ...) -> None: ...
+    def __init__(self, start: _Optional[_Union[DecodeStart, _Mapping]] = ..., kv: _Optional[_Iterable[_Union[_common_pb2.KVRef, _Mapping]]] = ..., first: _Optional[_Union[FirstTokenList, _Mapping]] = ...) -> None: ...
 
 class FirstTokenList(_message.Message):
     __slots__ = ("tokens",)

@@ -65,7 +65,7 @@ class DecodeServicer(object):
 
     def Decode(self, request_iterator, context):
         """Router -> D. Start, then KV refs as P announces them, then the first tokens; answers once the KV has landed.
-        Tokens come over Attach.
+        Tokens come over Attach. Nothing waits for the end of the requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

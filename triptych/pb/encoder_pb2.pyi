@@ -74,6 +74,12 @@ class EncodeReply(_message.Message):
     cached: bool
     def __init__(self, item_index: _Optional[int] = ..., ref: _Optional[_Union[_common_pb2.EmbeddingRef, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., times: _Optional[_Iterable[_Union[_common_pb2.StageTime, _Mapping]]] = ..., cached: bool = ...) -> None: ...
 
+class EncodeReplies(_message.Message):
+    __slots__ = ("replies",)
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    replies: _containers.RepeatedCompositeFieldContainer[EncodeReply]
+    def __init__(self, replies: _Optional[_Iterable[_Union[EncodeReply, _Mapping]]] = ...) -> None: ...
+
 class CacheRequest(_message.Message):
     __slots__ = ("envelope", "action", "digests")
     class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):

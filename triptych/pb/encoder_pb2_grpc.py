@@ -43,7 +43,7 @@ class EncoderStub(object):
         self.Encode = channel.stream_stream(
                 '/triptych.Encoder/Encode',
                 request_serializer=triptych_dot_pb_dot_encoder__pb2.EncodeRequest.SerializeToString,
-                response_deserializer=triptych_dot_pb_dot_encoder__pb2.EncodeReply.FromString,
+                response_deserializer=triptych_dot_pb_dot_encoder__pb2.EncodeReplies.FromString,
                 _registered_method=True)
         self.Cache = channel.unary_unary(
                 '/triptych.Encoder/Cache',
@@ -65,7 +65,8 @@ class EncoderServicer(object):
 
     def Encode(self, request_iterator, context):
         """Router -> E. First message: start; then media chunks where memfd cannot be used. One reply per item, each as
-        soon as it is ready. Repeating it is safe: rows are found by digest, the new claims are separate.
+        soon as it is ready. Repeating it is safe: rows are found by digest, the new claims are separate. Nothing waits for
+        the end of the requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,7 +90,7 @@ def add_EncoderServicer_to_server(servicer, server):
             'Encode': grpc.stream_stream_rpc_method_handler(
                     servicer.Encode,
                     request_deserializer=triptych_dot_pb_dot_encoder__pb2.EncodeRequest.FromString,
-                    response_serializer=triptych_dot_pb_dot_encoder__pb2.EncodeReply.SerializeToString,
+                    response_serializer=triptych_dot_pb_dot_encoder__pb2.EncodeReplies.SerializeToString,
             ),
             'Cache': grpc.unary_unary_rpc_method_handler(
                     servicer.Cache,
@@ -151,7 +152,7 @@ class Encoder(object):
             target,
             '/triptych.Encoder/Encode',
             triptych_dot_pb_dot_encoder__pb2.EncodeRequest.SerializeToString,
-            triptych_dot_pb_dot_encoder__pb2.EncodeReply.FromString,
+            triptych_dot_pb_dot_encoder__pb2.EncodeReplies.FromString,
             options,
             channel_credentials,
             insecure,

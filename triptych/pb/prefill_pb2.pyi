@@ -40,12 +40,12 @@ class ItemRef(_message.Message):
     def __init__(self, item_index: _Optional[int] = ..., ref: _Optional[_Union[_common_pb2.EmbeddingRef, _Mapping]] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("start", "item")
+    __slots__ = ("start", "items")
     START_FIELD_NUMBER: _ClassVar[int]
-    ITEM_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
     start: PrefillStart
-    item: ItemRef
-    def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., item: _Optional[_Union[ItemRef, _Mapping]] = ...) -> None: ...
+    items: _containers.RepeatedCompositeFieldContainer[ItemRef]
+    def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., items: _Optional[_Iterable[_Union[ItemRef, _Mapping]]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("items", "cached_tokens", "more")
@@ -73,6 +73,6 @@ class PrefillReply(_message.Message):
     KV_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     accepted: Accepted
-    kv: _common_pb2.KVRef
+    kv: _containers.RepeatedCompositeFieldContainer[_common_pb2.KVRef]
     first: FirstTokens
-    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., kv: _Optional[_Union[_common_pb2.KVRef, _Mapping]] = ..., first: _Optional[_Union[FirstTokens, _Mapping]] = ...) -> None: ...
+    def __init__(self, accepted: _Optional[_Union[Accepted, _Mapping]] = ..., kv: _Optional[_Iterable[_Union[_common_pb2.KVRef, _Mapping]]] = ..., first: _Optional[_Union[FirstTokens, _Mapping]] = ...) -> None: ...

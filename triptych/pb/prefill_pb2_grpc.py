@@ -46,7 +46,8 @@ class PrefillServicer(object):
 
     def Prefill(self, request_iterator, context):
         """Router -> P. Layout first, refs as the encoders deliver them. Not idempotent: a retry is a new attempt.
-        Closing the call early cancels the request and frees everything but exported claims.
+        Closing the call early cancels the request and frees everything but exported claims. Nothing waits for the end of
+        the requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -7,7 +7,7 @@ from triptych.errors import InvalidRecord
 from triptych.journey import RequestId
 from triptych.pb import common_pb2 as pb
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_MESSAGE_BYTES = 16 << 20  # the longest Layout, with room; media travel in chunks
 MEDIA_CHUNK_BYTES = 1 << 20
 
