@@ -29,8 +29,8 @@ class Gate:
         self._router = router
         self._now = now
         self._keys = KeyFile(settings.router)
-        self._limiter = Limiter(settings.serve.routers)
-        self._limiter.update(self._keys.ring.limits_by_tenant, now())
+        self._limiter = Limiter(router.limit_books)
+        self._limiter.update(self._keys.ring.limits_by_tenant)
         log_path = settings.router.usage_log
         self._usage_log = UsageLog(Path(log_path), self._dropped) if log_path else None
         self._pace = Pace()
@@ -125,5 +125,5 @@ class Gate:
                 logger.error("the keys stay as they were: %s", error)
                 continue
             if changed:
-                self._limiter.update(self._keys.ring.limits_by_tenant, self._now())
+                self._limiter.update(self._keys.ring.limits_by_tenant)
                 logger.info("there are %d keys now", len(self._keys.ring))

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from triptych.config import RouterSettings
 from triptych.errors import InvalidMedia, MediaTooLarge, TriptychError
 from triptych.journey import Media
-from triptych.metrics import RouterMetrics
 from triptych.multimodal.digest import source_digest
 from triptych.multimodal.sniff import MediaHeader, glance, sniff
 from triptych.router.budget import Holding
 from triptych.router.data_uri import is_data_uri, read_data_uri
 from triptych.router.fetch import MediaFetcher
-from triptych.router.media_names import MediaNames, Named, Namespace, named_otherwise
+from triptych.router.media_names import MediaNames, Named, Names, Namespace, named_otherwise
 from triptych.router.messages import ImagePart
 from triptych.router.tasks import all_or_first_error
 from triptych.router.timeline import Timeline
@@ -43,13 +42,11 @@ def at_image(error: TriptychError, index: int, part: ImagePart) -> TriptychError
 class MediaLoader:
     """Loads every distinct source once, however often the request names it."""
 
-    def __init__(self, settings: RouterSettings, fetcher: MediaFetcher, metrics: RouterMetrics | None = None) -> None:
+    def __init__(self, settings: RouterSettings, fetcher: MediaFetcher, names: Names | None = None) -> None:
+        """names: where they are kept; None: here, of this loader alone"""
         self._settings = settings
         self._fetcher = fetcher
-        self._names = MediaNames(
-            settings.media_names_bytes,
-            lambda held: metrics.set("triptych:media_names_bytes", held) if metrics is not None else None,
-        )
+        self._names = names or MediaNames(settings.media_names_bytes)
 
     async def load(
         self, parts: Sequence[ImagePart], holding: Holding, timeline: Timeline, space: Namespace = ("", "")

@@ -7,13 +7,13 @@ It stands for the bytes it came with: the same name with other bytes is refused,
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from triptych.errors import InvalidMedia
 from triptych.multimodal.header import MediaHeader
 
 Namespace: TypeAlias = tuple[str, str]  # tenant, cache salt
-_ENTRY_BYTES = 1024  # what an entry takes beside its image
+ENTRY_BYTES = 1024  # what an entry takes beside its image
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,18 @@ class Named:
     header: MediaHeader
 
 
+class Names(Protocol):
+    """What a router knows of them."""
+
+    def find(self, space: Namespace, uuid: str) -> Named:
+        """Raises InvalidMedia for a name that was never heard, or is forgotten by now: both read the same."""
+
+    def learn(self, space: Namespace, uuid: str, named: Named) -> None:
+        """Raises InvalidMedia where the name is known to stand for another image."""
+
+
 class MediaNames:
-    """Holds the bytes, for any encoder may need them again; the least recently used go first."""
+    """Of one router. Holds the bytes, for any encoder may need them again; the least recently used go first."""
 
     def __init__(self, limit_bytes: int, changed: Callable[[int], None] = lambda held: None) -> None:
         self.limit_bytes = limit_bytes
@@ -36,10 +46,7 @@ class MediaNames:
         """Raises InvalidMedia for a name that was never heard, or is forgotten by now: both read the same."""
         named = self._by_name.get((space, uuid))
         if named is None:
-            raise InvalidMedia(
-                f"no image is known by the uuid {uuid[:64]!r} (any more); send the image again with it",
-                code="image_uuid_unknown",
-            )
+            raise unknown_name(uuid)
         self._by_name.move_to_end((space, uuid))
         return named
 
@@ -62,6 +69,13 @@ class MediaNames:
         self._changed(self.held_bytes)
 
 
+def unknown_name(uuid: str) -> InvalidMedia:
+    return InvalidMedia(
+        f"no image is known by the uuid {uuid[:64]!r} (any more); send the image again with it",
+        code="image_uuid_unknown",
+    )
+
+
 def named_otherwise(uuid: str) -> InvalidMedia:
     return InvalidMedia(
         f"the uuid {uuid[:64]!r} came with another image before; give this one a uuid of its own",
@@ -70,4 +84,4 @@ def named_otherwise(uuid: str) -> InvalidMedia:
 
 
 def _size(uuid: str, named: Named) -> int:
-    return len(named.data) + len(uuid) + _ENTRY_BYTES
+    return len(named.data) + len(uuid) + ENTRY_BYTES

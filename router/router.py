@@ -11,11 +11,14 @@ from triptych.metrics import RouterMetrics
 from triptych.models.card import ModelCard
 from triptych.router.budget import ByteBudget, Holding
 from triptych.router.caller import NOBODY, Caller
+from triptych.router.commons import Commons
 from triptych.router.detokenize import Detokenizer
 from triptych.router.fetch import MediaFetcher
 from triptych.router.fleet import Fleet
+from triptych.router.limit_books import LimitBooks
 from triptych.router.link import KnownWorker
 from triptych.router.media import MediaLoader
+from triptych.router.media_names import MediaNames, Names
 from triptych.router.pipeline import Pipeline
 from triptych.router.prepare import Preparer
 from triptych.router.prompt import PromptBuilder
@@ -36,7 +39,10 @@ class Router:
         workers: Sequence[KnownWorker] = (),
         *,
         media_by_memfd: bool = True,
+        commons: Commons | None = None,
+        index: int = 0,
     ) -> None:
+        """commons: with the other routers of the server, where it is one of several; index: its place among them"""
         self.settings = settings
         self.card = card
         self.name = settings.serve.served_name or card.name
@@ -52,12 +58,13 @@ class Router:
         self._preparer = Preparer(
             card,
             self.prompts,
-            MediaLoader(settings.router, self._fetcher, self.metrics),
+            MediaLoader(settings.router, self._fetcher, self._names(commons)),
             self.fleet,
             settings.router.default_max_tokens,
             self.threads,
             isolate_tenants=settings.router.isolate_tenants,
         )
+        self.limit_books = commons.limits(index) if commons is not None else LimitBooks()
         self.running = 0  # requests in flight
         self.on_end: list[Callable[[Ended], None]] = []  # called for each; must not raise, nor wait
         self._worker_labels: set[tuple[str, str]] = set()
@@ -110,6 +117,14 @@ class Router:
         for worker_type, state in self._worker_labels:  # a state that nobody is in any more counts 0
             self.metrics.set("triptych:workers", counts[worker_type, state], worker_type=worker_type, state=state)
         return self.metrics.expose()
+
+    def _names(self, commons: Commons | None) -> Names:
+        def changed(held: int) -> None:
+            self.metrics.set("triptych:media_names_bytes", held)
+
+        if commons is not None:
+            return commons.names(changed)
+        return MediaNames(self.settings.router.media_names_bytes, changed)
 
     def _count_start(self, prepared: Prepared) -> None:
         self.running += 1

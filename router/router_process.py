@@ -1,7 +1,7 @@
 """`python -m triptych.router.router_process`: one router of a server, told everything by the process that started it.
 
 It inherits two sockets: the one that all routers of the server accept on, and one end of a pair whose other end the
-supervisor holds; beside them, where it is one of several, the memory in which they count their connections. On the
+supervisor holds; beside them, where it is one of several, the memory that they have in common. On the
 pair it reads its settings and who the workers are, and it ends when the pair does: so it outlives its supervisor by no
 more than the answers that are being written, however the supervisor ends.
 """
@@ -26,7 +26,7 @@ from triptych.journey import Endpoint, Role
 from triptych.json_lines import JsonLines
 from triptych.metrics import FOLDER_VARIABLE
 from triptych.models.card import load_card
-from triptych.router.acceptor import Acceptor, Loads
+from triptych.router.commons import Commons
 from triptych.router.garbage import settle
 from triptych.router.link import KnownWorker
 from triptych.router.server import DRAIN_SECONDS, RouterServer
@@ -83,7 +83,7 @@ def share_of(settings: Settings, count: int) -> Settings:
 
 
 _DIVIDED = (
-    *("media_budget_bytes", "media_cache_bytes", "media_names_bytes"),
+    *("media_budget_bytes", "media_cache_bytes"),
     *("concurrent_fetches", "fetches_per_host"),
 )
 
@@ -97,10 +97,10 @@ def _start(task: Mapping[str, Any], listener: socket.socket) -> RouterServer:
         _count_in(task["metrics_folder"], task["index"])
     serve, precision = settings.serve, settings.language.precision
     card = load_card(serve.model, serve.dtype, load_format=serve.load_format, precision=precision)
-    acceptor = None
+    commons = None
     if task["count"] > 1:
-        acceptor = Acceptor(Loads(task["loads"], task["count"]), task["index"])
-    server = RouterServer(settings, card, listener=listener, acceptor=acceptor)
+        commons = Commons(task["count"], settings.router.media_names_bytes, task["commons"])
+    server = RouterServer(settings, card, listener=listener, commons=commons, index=task["index"])
     server.start()
     settle()
     return server

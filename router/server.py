@@ -16,6 +16,7 @@ from triptych.errors import ConfigError, InternalError
 from triptych.models.card import ModelCard
 from triptych.router.acceptor import Acceptor
 from triptych.router.app import build_apps
+from triptych.router.commons import Commons
 from triptych.router.connection import connection_class
 from triptych.router.link import KnownWorker
 from triptych.router.router import Router
@@ -37,13 +38,16 @@ class RouterServer:
         card: ModelCard,
         workers: Sequence[KnownWorker] = (),
         listener: socket.socket | None = None,
-        acceptor: Acceptor | None = None,
+        commons: Commons | None = None,
+        index: int = 0,
     ) -> None:
         """listener: bound already, and owned by this from now on; None: one is made, as the settings say
 
-        acceptor: where other routers listen on it as well
+        commons: with other routers, which listen on it as well; index: this one's place among them
         """
-        self._acceptor = acceptor
+        self._commons = commons
+        self._index = index
+        self._acceptor = Acceptor(commons.loads, index) if commons is not None else None
         self.settings = settings
         self._listener = listener
         self._card = card
@@ -116,7 +120,7 @@ class RouterServer:
 
     async def _run(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
-        self._router = Router(self.settings, self._card, self._workers)
+        self._router = Router(self.settings, self._card, self._workers, commons=self._commons, index=self._index)
         apps = build_apps(self._router)
         self._server = _Server(self._config(apps.main, "on"), self._ready, self._acceptor)
         if apps.admin is None or self._admin_listener is None:

@@ -51,8 +51,7 @@ _RESPONSE_HEADERS: Mapping[str, str] = {
     "x-request-id": "on every answer, errors included; also as `request-id` on `/v1/messages`",
     "retry-after": "seconds, with 429 and 503",
     "x-should-retry": "on errors: whether the same request may succeed later, `true` or `false`",
-    "x-ratelimit-limit-*, -remaining-*, -reset-*": "where the key has limits: of `requests` and `tokens`; "
-    "of several routers each tells its share",
+    "x-ratelimit-limit-*, -remaining-*, -reset-*": "where the key has limits: of `requests` and `tokens`",
     "server-timing": "where asked for",
 }
 _TAIL = """

@@ -67,7 +67,12 @@ ROUTER_METRICS = (
     Metric("triptych:media_bytes", "gauge", "Compressed media held by requests in flight, bytes"),
     Metric("triptych:media_fetches_total", "counter", "Images asked for by URL: how they were come by", ("outcome",)),
     Metric("triptych:media_cache_bytes", "gauge", "Fetched images kept for the next request, bytes"),
-    Metric("triptych:media_names_bytes", "gauge", "Images kept by the uuid that their clients gave them, bytes"),
+    Metric(
+        "triptych:media_names_bytes",
+        "gauge",
+        "Images kept by the uuid that their clients gave them, bytes",
+        among_routers="livemostrecent",
+    ),
     Metric("triptych:time_to_first_token_seconds", "histogram", "Arrival to first token", (), TTFT_BUCKETS),
     Metric("triptych:inter_token_latency_seconds", "histogram", "Between two tokens of a choice", (), ITL_BUCKETS),
     Metric("triptych:e2e_request_latency_seconds", "histogram", "Arrival to last token", (), LATENCY_BUCKETS),

@@ -15,7 +15,7 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from triptych.errors import ConfigError
 from triptych.json_lines import JsonLines
-from triptych.router.acceptor import ABSENT, Loads
+from triptych.router.commons import Commons
 
 log = logging.getLogger(__name__)
 
@@ -33,21 +33,19 @@ class RouterSlot:
         index: int,
         task: Mapping[str, Any],
         listener: socket.socket,
-        memory: int,
-        loads: Loads,
+        commons: Commons,
         progress: Callable[[str], None],
         show_logs: bool,
     ) -> None:
-        """task: what a router is told first; memory: the descriptor of the loads"""
+        """task: what a router is told first; commons: of all slots"""
         self.name = f"router-{index}" if task["count"] > 1 else "router"
         self.is_ready = False
         self.answers: dict[str, Any] = {}  # to what it was asked since it is here
         self._task = task
         self._listener = listener
         self._index: int = task["index"]
-        self._memory = memory
-        self._loads = loads
-        loads.tell(self._index, ABSENT)
+        self._commons = commons
+        commons.forget(self._index)
         self._progress = progress
         self._log: IO[bytes] | None = None if show_logs else tempfile.TemporaryFile()  # noqa: SIM115  # lives as long
         self._workers: Sequence[Mapping[str, Any]] = ()
@@ -72,7 +70,7 @@ class RouterSlot:
         with theirs:
             self._process = subprocess.Popen(
                 command,
-                pass_fds=(self._listener.fileno(), theirs.fileno(), self._memory),
+                pass_fds=(self._listener.fileno(), theirs.fileno(), *self._commons.inherited),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -143,7 +141,7 @@ class RouterSlot:
         if not self._ending:
             self._progress(f"{self.name} is down ({self._failure or f'status {status}'}); another takes its place")
         self.is_ready = False
-        self._loads.tell(self._index, ABSENT)
+        self._commons.forget(self._index)
         self.answers.clear()
         self._process = None
         self._hang_up()

@@ -6,7 +6,6 @@ a router dies is taken by the others, or by the one that takes its place.
 
 import contextlib
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -19,7 +18,7 @@ from triptych.cluster.ports import bound
 from triptych.cluster.router_slot import RouterSlot
 from triptych.config import Settings, settings_as_values
 from triptych.errors import ClusterError
-from triptych.router.acceptor import Loads
+from triptych.router.commons import Commons
 
 log = logging.getLogger(__name__)
 
@@ -41,16 +40,14 @@ class RouterProcesses:
         self.port: int = self._listener.getsockname()[1]
         self.metrics_folder = tempfile.mkdtemp(prefix="triptych-routers-") if settings.serve.routers > 1 else ""
         count = settings.serve.routers
-        self._memory = os.memfd_create("triptych-routers")
-        os.ftruncate(self._memory, Loads.num_bytes(count))
-        self._loads = Loads(self._memory, count)
+        self._commons = Commons(count, settings.router.media_names_bytes)
         self._lock = threading.RLock()
         self._done = threading.Event()
         # Not the supervisor's watcher: that one waits for Ray, at times for seconds.
         self._watcher = threading.Thread(target=self._watch, name="routers", daemon=True)
         self._workers: list[dict[str, Any]] = []
         self._slots = [
-            RouterSlot(index, self._task(index), self._listener, self._memory, self._loads, progress, show_logs)
+            RouterSlot(index, self._task(index), self._listener, self._commons, progress, show_logs)
             for index in range(count)
         ]
 
@@ -116,14 +113,12 @@ class RouterProcesses:
         self._done.set()
         with self._lock:
             self._listener.close()
-            if self._memory >= 0:
-                os.close(self._memory)
-                self._memory = -1
             for slot in self._slots:
                 slot.end()
             deadline = time.monotonic() + _STOP_SECONDS
             for slot in self._slots:
                 slot.wait(deadline)
+            self._commons.close()
         if self.metrics_folder:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self.metrics_folder)
@@ -144,7 +139,7 @@ class RouterProcesses:
             "index": index,
             "count": self._settings.serve.routers,
             "metrics_folder": self.metrics_folder,
-            "loads": self._memory,
+            "commons": self._commons.descriptors,
         }
 
 
