@@ -1,5 +1,8 @@
 """READs between real processes of this host, over UCX and TCP: what comes, what does not, and what that leaves."""
 
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -231,6 +234,15 @@ def test_a_worker_without_nixl_says_so_in_its_log_and_goes_on(caplog: pytest.Log
     caplog.set_level("INFO")
     assert start_nixl(replace(TCP, transports=("shm",))) is None
     assert "nixl is not used: transfer.transports names shm" in caplog.text
+
+
+def test_what_the_library_has_to_say_leaves_standard_output_to_the_worker() -> None:
+    start = f"from {start_nixl.__module__} import start_nixl\nfrom triptych.config import TransferSettings\n"
+    start += "agent = start_nixl(TransferSettings())\nassert agent is not None\nprint('ready')\nagent.close()"
+    loud = os.environ | {"UCX_NO_SUCH_SETTING": "1", "UCX_WARN_UNUSED_ENV_VARS": "y"}
+    said = subprocess.run([sys.executable, "-c", start], env=loud, capture_output=True, text=True, timeout=60)
+    assert said.stdout == "ready\n", said.stderr
+    assert "UCX_NO_SUCH_SETTING" in said.stderr
 
 
 def test_an_idle_agent_leaves_the_processor_alone() -> None:
