@@ -15,6 +15,9 @@ from triptych.router.calls import Outbox, worker_errors
 from triptych.router.link import WorkerLink
 from triptych.router.stage_tools import StageTools
 
+_WAITING_SHARE = 0.9  # of the time without progress that ends a request
+_LONGEST_WAIT_MS = (1 << 32) - 1
+
 
 class DecodeStage:
     """One request's blocks, Decode call and tokens at one worker, for one attempt."""
@@ -105,8 +108,12 @@ class DecodeStage:
 
 
 async def _reserve(tools: StageTools, link: WorkerLink) -> int:
-    """Tokens of the prompt whose KV the worker has already. Raises InternalError for an answer that makes no sense."""
+    """Tokens of the prompt whose KV the worker has already.
+
+    Raises Overloaded where the worker says that it has no room, and InternalError for an answer that makes no sense.
+    """
     prepared = tools.request.prepared
+    tools.request.touch()  # a worker was found: all of a stage's time is for its answer
     request = decode_pb2.ReserveRequest(
         envelope=tools.envelope(link),
         prompt_tokens=tools.prompt_tokens,
@@ -117,6 +124,7 @@ async def _reserve(tools: StageTools, link: WorkerLink) -> int:
         cache_salt=prepared.cache_salt,
         generated=tools.generated,
         priority=prepared.priority,
+        wait_ms=min(_LONGEST_WAIT_MS, max(1, int(tools.stage_seconds * _WAITING_SHARE * 1000))),
     )
     with worker_errors():
         reply = await link.calls.reserve(request, timeout=tools.seconds_left())

@@ -76,6 +76,7 @@ class Pipeline:
                 retries=retries,
                 lease_seconds=self._lease_seconds,
                 seconds_left=lambda: max(0.001, ends_at - time.monotonic()),
+                stage_seconds=self._settings.stage_timeout_seconds,
                 used=set(),
             )
             attempt = Attempt(tools, avoid)

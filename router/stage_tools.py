@@ -22,6 +22,7 @@ class StageTools:
     num_generated: tokens that earlier attempts have made
     used:          workers that have been asked anything, to be told should the attempt end early
     seconds_left:  until the request's time is up
+    stage_seconds: without progress that a request may take
     """
 
     request: Request
@@ -33,6 +34,7 @@ class StageTools:
     retries: Retries
     lease_seconds: float
     seconds_left: Callable[[], float]
+    stage_seconds: float
     used: set[WorkerLink]
 
     def envelope(self, link: WorkerLink) -> common_pb2.Envelope:

@@ -63,6 +63,7 @@ class DecodeService(DecodeServicer):
                 request.max_tokens,
                 request.branches,
                 deadline,
+                min(deadline, began + request.wait_ms / 1000) if request.wait_ms else deadline,
                 granted,
                 keys,
                 request.priority,

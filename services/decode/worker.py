@@ -95,6 +95,7 @@ class DecodeWorker(RoleWorker):
         max_tokens: int,
         branches: int,
         deadline: float,
+        waits_until: float,
         on_done: Callable[[Reserved | TriptychError], None],
         keys: BlockKeys | None = None,
         priority: int = 0,
@@ -120,7 +121,7 @@ class DecodeWorker(RoleWorker):
                 self._hold(handover, seconds)
             on_done(outcome)
 
-        self.engine.reserve(key, attempt, prompt_tokens, max_tokens, branches, deadline, granted, keys, priority)
+        self.engine.reserve(key, attempt, prompt_tokens, max_tokens, branches, waits_until, granted, keys, priority)
 
     def pull(self, key: RequestId, ref: KVRef) -> None:
         """Copy a chunk's blocks into the reserved ones; returns at once. Raises when it does not follow the last."""

@@ -14,7 +14,7 @@ import grpc.aio
 
 from tests.router.loopback_prefill import BLOCK_SIZE, LoopbackPrefill, refuse, token_of
 from triptych import wire
-from triptych.errors import InvalidRecord, TriptychError, WrongIncarnation
+from triptych.errors import InvalidRecord, Overloaded, TriptychError, WrongIncarnation
 from triptych.journey import (
     EmbeddingRef,
     Endpoint,
@@ -77,6 +77,7 @@ class LoopbackWorker:
     waits_at: dict[int, float] = field(default_factory=dict)  # by position, once: seconds in which it makes room
     skip_position: int = -1  # a token that gets lost
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # closed: reserve, prefill and encode wait
+    is_full: bool = False  # reservations wait for as long as they may, and are refused
     log: list[str] = field(default_factory=list)
     renewed: list[bytes] = field(default_factory=list)
     renew_hangs: bool = False  # questions to renew claims are never answered
@@ -252,6 +253,9 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
         assert envelope.router_id in worker._routers, "a router attaches before it reserves"
         worker.log.append(f"reserve {request.prompt_tokens}+{request.max_tokens}x{request.branches}")
         await worker.gate.wait()
+        if worker.is_full:
+            await asyncio.sleep(request.wait_ms / 1000)
+            await refuse(context, Overloaded("no room before the deadline"))
         worker._reserved[envelope.request_id, envelope.attempt] = envelope.router_id
         worker.reserves.append(request)
         return decode_pb2.ReserveReply(reserved_blocks=1, cached_tokens=worker.kv_here)

@@ -323,6 +323,21 @@ async def test_a_stage_without_progress_ends_with_a_timeout(card: ModelCard) -> 
         encoder.gate.set()
 
 
+async def test_want_of_room_is_a_429_that_says_when_to_come_back_and_silence_a_504(card: ModelCard) -> None:
+    (worker,) = tiers(card, "epd")
+    async with serving(card, [worker], stage_timeout_seconds=0.5) as served:
+        worker.is_full = True
+        for stream in (False, True):
+            response = await served.chat(max_tokens=3, stream=stream)
+            assert (response.status_code, response.json()["error"]["code"]) == (429, "overloaded")
+            assert int(response.headers["retry-after"]) >= 1
+        worker.gate.clear()
+        assert (await served.chat(max_tokens=3)).status_code == 504
+        worker.is_full = False
+        worker.gate.set()
+        assert (await served.chat(max_tokens=3)).status_code == 200
+
+
 async def test_a_request_that_makes_progress_outlives_the_stage_timeout_but_not_its_own(card: ModelCard) -> None:
     (worker,) = tiers(card, "epd")
     worker.token_pause_seconds = 0.02

@@ -42,7 +42,8 @@ def decode() -> Iterator[DecodeWorker]:
 
 
 def reserve(worker: DecodeWorker, key: RequestId, seconds: float, on_done: object) -> None:
-    worker.reserve("router", key, 0, 5, 5, 1, time.monotonic() + seconds, on_done)  # type: ignore[arg-type]
+    deadline = time.monotonic() + seconds
+    worker.reserve("router", key, 0, 5, 5, 1, deadline, deadline, on_done)  # type: ignore[arg-type]
 
 
 def test_one_that_is_granted_after_its_deadline_is_refused_and_leaves_nothing(decode: DecodeWorker) -> None:
@@ -82,3 +83,18 @@ def test_one_that_is_granted_in_time_is_held_until_its_deadline(decode: DecodeWo
     while not decode.idle():
         assert time.monotonic() < deadline, "nobody came, and the blocks are still held"
         time.sleep(0.01)
+
+
+def test_one_that_waits_for_room_is_told_of_it_at_its_time_and_others_keep_what_they_have(decode: DecodeWorker) -> None:
+    blocks = int(decode.gauges()["kv_blocks"])
+    first, waiting = Outcome(), Outcome()
+    keys, now = [new_request_id() for _ in range(2)], time.monotonic()
+    deadline = now + SECONDS
+    decode.reserve("router", keys[0], 0, 16 * (blocks - 1), 5, 1, deadline, deadline, first)
+    assert first.result() >= blocks - 1
+    decode.reserve("router", keys[1], 0, 100, 5, 1, deadline, now + 0.3, waiting)
+    with pytest.raises(Overloaded, match="KV blocks are needed, "):
+        waiting.result()
+    assert 0.3 <= time.monotonic() - now < SECONDS / 2
+    assert decode.gauges()["kv_free_blocks"] == blocks - first.result()
+    decode.cancel(keys[0])

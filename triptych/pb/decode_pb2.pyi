@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("envelope", "prompt_tokens", "max_tokens", "branches", "lease_ms", "layout", "cache_salt", "generated", "priority")
+    __slots__ = ("envelope", "prompt_tokens", "max_tokens", "branches", "lease_ms", "layout", "cache_salt", "generated", "priority", "wait_ms")
     ENVELOPE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class ReserveRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     GENERATED_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     envelope: _common_pb2.Envelope
     prompt_tokens: int
     max_tokens: int
@@ -27,7 +28,8 @@ class ReserveRequest(_message.Message):
     cache_salt: bytes
     generated: bytes
     priority: int
-    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., branches: _Optional[int] = ..., lease_ms: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., generated: _Optional[bytes] = ..., priority: _Optional[int] = ...) -> None: ...
+    wait_ms: int
+    def __init__(self, envelope: _Optional[_Union[_common_pb2.Envelope, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., branches: _Optional[int] = ..., lease_ms: _Optional[int] = ..., layout: _Optional[_Union[_common_pb2.Layout, _Mapping]] = ..., cache_salt: _Optional[bytes] = ..., generated: _Optional[bytes] = ..., priority: _Optional[int] = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class ReserveReply(_message.Message):
     __slots__ = ("reserved_blocks", "queue_seconds", "cached_tokens")
