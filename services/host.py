@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 Builder = Callable[[Site, Language | None, grpc.aio.Server], RoleWorker]
 
 _STOP_SECONDS = 5.0
+# Each launch of a kernel lets go of the interpreter, and a thread that computes in Python then keeps it for so long:
+# with Python's own 5 ms a device stood still for up to 40 ms between two steps.
+_SWITCH_SECONDS = 1e-4
 _LEASES = 10  # longest lease a caller may ask for, in leases as configured
 
 
@@ -77,6 +81,7 @@ class WorkerHost:
         self._stopped = False
 
     def start(self) -> Endpoint:
+        sys.setswitchinterval(_SWITCH_SECONDS)
         self._thread.start()
         try:
             return asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
