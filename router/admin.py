@@ -82,7 +82,7 @@ class EmbeddingsAdmin:
             shelf = MediaShelf(prepared.media)
             warmings = [Warming(link, shelf, router) for link in self._encoders()]
             try:
-                await unless_gone(http, all_or_first_error(warming.run(items) for warming in warmings))
+                await unless_gone(http.receive, all_or_first_error(warming.run(items) for warming in warmings))
             finally:
                 shelf.close()
         counts = [(one.link.worker_id, {"items": one.num_items, "cached": one.num_cached}) for one in warmings]

@@ -56,9 +56,12 @@ class GenerationEndpoint:
         router, timeline = self._router, Timeline()
         with router.budget.holding() as of_body:
             chat = await read_question(http, router, self._parse, of_body, timeline)
-            run = await unless_gone(http, router.begin(chat, timeline, caller_of(http.scope)))
-        wants_timeline = http.headers.get(TIMELINE_HEADER) == "1"
-        return await unless_gone(http, self._answer(chat, run, wants_timeline))
+            return await unless_gone(http.receive, self._begin(http, chat, timeline, of_body))
+
+    async def _begin(self, http: HTTPRequest, chat: Chat, timeline: Timeline, of_body: Holding) -> Response:
+        run = await self._router.begin(chat, timeline, caller_of(http.scope))
+        of_body.close()  # the images in it are the run's now
+        return await self._answer(chat, run, http.headers.get(TIMELINE_HEADER) == "1")
 
     async def _answer(self, chat: Chat, run: Run, wants_timeline: bool) -> Response:
         request = run.request

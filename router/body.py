@@ -123,22 +123,31 @@ def num_found(piece: bytes, sign: bytes, most: int) -> int:
     return found
 
 
-async def unless_gone(http: Request, work: Coroutine[Any, Any, Result]) -> Result:
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
     """The result of work for a client whose body has been read; ends the work and raises Cancelled when it leaves."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(client_gone(http.receive))
+    task = asyncio.current_task()
+    assert task is not None
+    is_over, others = False, task.cancelling()
+    gone = asyncio.ensure_future(_client_gone(receive))
+
+    def end(_: object) -> None:
+        if not is_over:
+            task.cancel()
+
+    gone.add_done_callback(end)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise Cancelled("the client left")
+        return await work  # in this task: one more for each request, and waking it, costs more than the rest of this
+    except asyncio.CancelledError:
+        if gone.done() and task.uncancel() <= others:
+            raise Cancelled("the client left") from None
+        raise
     finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.wait({task, gone})
+        is_over = True
+        gone.cancel()
+        await asyncio.wait({gone})
 
 
-async def client_gone(receive: Receive) -> None:
+async def _client_gone(receive: Receive) -> None:
     """Returns when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -54,6 +54,9 @@ class Fleet:
         self._links: dict[str, WorkerLink] = {}
         self._rows: list[WorkerLink] = []
         self._seen: set[Role] = set()  # roles that have had a ready worker
+        # What every request asks of the snapshot, which takes longer to tell it than the request to go on.
+        self._ready: set[Role] = set()
+        self._token_limit = self._item_limit = math.inf
         self._news = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
         self._running = False
@@ -97,14 +100,16 @@ class Fleet:
         return self._rows
 
     def is_ready(self, role: Role) -> bool:
-        return bool(self.snapshot.roles[role].ready.any())
+        return role in self._ready
 
     async def wait_ready(self, role: Role) -> None:
         """Returns once a worker of the role is ready; waits only for one that comes back, or may be coming.
 
         Raises NoWorker.
         """
-        if not self.is_ready(role) and role not in self._seen and not self._may_come(role):
+        if self.is_ready(role):
+            return
+        if role not in self._seen and not self._may_come(role):
             raise NoWorker(f"no {role} worker is ready")
         try:
             async with asyncio.timeout(self._patience_seconds):
@@ -139,11 +144,11 @@ class Fleet:
 
     def max_model_len(self, of_card: int) -> int:
         """Tokens of prompt and output together that some ready decode worker takes."""
-        return int(min(of_card, self.snapshot.token_limit()))
+        return int(min(of_card, self._token_limit))
 
     def max_item_tokens(self) -> int:
         """Encoder tokens of the largest item that some ready encoder takes; no limit where none is ready or tells."""
-        return int(min(sys.maxsize, self.snapshot.item_limit()))
+        return int(min(sys.maxsize, self._item_limit))
 
     def describe(self) -> list[dict[str, Any]]:
         """The workers as JSON values, for /v1/cluster."""
@@ -177,6 +182,7 @@ class Fleet:
             self._replace(link)
             return
         self._write(self.snapshot.row_by_id[link.worker_id], link)
+        self._look()
 
     def _booked(self, link: WorkerLink, role: Role, total: float) -> None:
         if self._links.get(link.worker_id) is link:
@@ -200,6 +206,7 @@ class Fleet:
         self._gauges.pairs_by_worker.clear()
         for row, link in enumerate(self._rows):
             self._write(row, link)
+        self._look()
 
     def _write(self, row: int, link: WorkerLink) -> None:
         for role in link.roles:
@@ -215,6 +222,11 @@ class Fleet:
         self._gauges.pairs_by_worker[link.worker_id, _tier(link)] = pair_counts(link.status)
         news, self._news = self._news, asyncio.Event()
         news.set()
+
+    def _look(self) -> None:
+        snapshot = self.snapshot
+        self._ready = {role for role in Role if snapshot.roles[role].ready.any()}
+        self._token_limit, self._item_limit = snapshot.token_limit(), snapshot.item_limit()
 
     def _rows_of(self, links: Collection[WorkerLink]) -> list[int]:
         return [row for row, link in enumerate(self._rows) if link in links]

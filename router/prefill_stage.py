@@ -37,8 +37,7 @@ class PrefillStage:
         booking = self.link.bookings[Role.PREFILL].add(self._tools.prompt_tokens)
         self._tools.used.add(self.link)
         try:
-            await self.link.hold(self._send_start(self._start(decode_follows, kv_begin), booking))
-            await self.link.hold(self._listen(take))
+            await self.link.hold(self._talk(self._start(decode_follows, kv_begin), booking, take))
             self.finished.set()
         finally:
             booking.close()
@@ -47,9 +46,10 @@ class PrefillStage:
     async def give(self, refs: Sequence[prefill_pb2.ItemRef]) -> None:
         await self._outbox.send(prefill_pb2.PrefillRequest(items=refs))
 
-    async def _send_start(self, start: prefill_pb2.PrefillStart, booking: Booking) -> None:
+    async def _talk(self, start: prefill_pb2.PrefillStart, booking: Booking, take: TakeResults) -> None:
         await self._outbox.send(prefill_pb2.PrefillRequest(start=start))
         booking.sent(self._tools.now())
+        await self._listen(take)
 
     def _take_window(self, accepted: prefill_pb2.Accepted) -> None:
         """Lets the window's items be encoded. Raises InternalError for a window that makes no sense."""

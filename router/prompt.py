@@ -7,6 +7,7 @@ one piece, as the model's tokenizer would. Ids are compared at the end: if a spe
 all, or the images do not match the placeholders, nothing is served.
 """
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from triptych.router.messages import Message, images_of
 from triptych.router.tools.definition import Tool
 
 _LONG_TEXT_CHARACTERS = 4096
+_PIECE_CHARACTERS, _MOST_PIECES = 64, 1024  # whose ids are kept
 _MOST_ARGUMENTS_CHARACTERS = 1 << 22  # read and written anew by the template, so how many tokens they are is not known
 
 # Unicode promises that these never stand for a character.
@@ -50,6 +52,8 @@ class PromptBuilder:
             raise ConfigError(f"the tokenizer has no token {self._placeholder!r}, where images go")
         self._guard = SpecialTextGuard(list(self._specials))
         self._longest_token = max(map(len, self.tokenizer.get_vocab()))
+        # Mostly what a template writes around every message and image.
+        self._encode_piece = functools.lru_cache(_MOST_PIECES)(self._encode)
         self.special_ids = frozenset(token_id for token_id, _ in self._specials.values())
         source = _read(template_file) if template_file else card.chat_template
         self._template = ChatTemplate(
@@ -109,15 +113,20 @@ class PromptBuilder:
         """No text of so many characters has fewer tokens than this."""
         return num_characters // self._longest_token
 
-    def encode_text(self, text: str) -> list[int]:
+    def encode_text(self, text: str) -> tuple[int, ...]:
         """Ids of plain text; what looks like a special token in it is characters. Raises InvalidRequest."""
-        if len(text) < _LONG_TEXT_CHARACTERS:
-            ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        if len(text) <= _PIECE_CHARACTERS:
+            ids = self._encode_piece(text)
+        elif len(text) < _LONG_TEXT_CHARACTERS:
+            ids = self._encode(text)
         else:  # the only way that lets other threads run meanwhile
-            ids = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            ids = tuple(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         if not self.special_ids.isdisjoint(ids):
             raise InvalidRequest("the model's tokenizer makes a special token of plain text", param="messages")
         return ids
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def _stripped(self, pieces: Sequence[str], index: int) -> str:
         """A plain piece without the white space that its neighbours take with them."""

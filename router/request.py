@@ -45,7 +45,9 @@ class Request:
         self.timeline = timeline
         self.stage = Stage.LAID_OUT
         self.generated: list[list[int]] = [[] for _ in range(prepared.branches)]  # token ids by choice
-        self.cached_tokens = 0  # prompt tokens whose KV was there already
+        self.prompt_tokens = prepared.layout.num_tokens
+        self.image_tokens = prepared.layout.num_rows  # among them
+        self.cached_tokens = 0  # and those whose KV was there already
         self.stopped_early = False  # the reader has seen enough of a choice that its worker still continues
         self.all_finished = asyncio.Event()
         self._begun = False  # the first tokens have come

@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from triptych.errors import Cancelled, TriptychError
 from triptych.journey import Token
-from triptych.router.body import client_gone
+from triptych.router.body import unless_gone
 from triptych.router.choices import Choices, Delta
 from triptych.router.connection import ChunkWay, chunk_way
 from triptych.router.failures import error_body, log_failure, name_image
@@ -103,17 +103,12 @@ class AnswerStream(Response):
 
 async def written(writing: Coroutine[Any, Any, TriptychError | None], receive: Receive) -> TriptychError | None:
     """What an answer failed with while it was written; Cancelled where its client has left, or stopped reading."""
-    task = asyncio.ensure_future(writing)
-    gone = asyncio.ensure_future(client_gone(receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else Cancelled("the client left")
+        return await unless_gone(receive, writing)
+    except Cancelled as error:
+        return error
     except (OSError, TimeoutError):
         return Cancelled("the client left, or has stopped reading")
-    finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.wait({task, gone})
 
 
 class TokenPump:

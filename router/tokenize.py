@@ -68,7 +68,7 @@ class TokenizeEndpoint:
         router = self._router
         most = _most(router)
         _check_length(router.prompts.fewest_tokens(len(text)), most, "prompt", "at least ")  # before seconds are spent
-        ids: list[int] = await _in_thread(router, router.prompts.encode_text, text)
+        ids = list(await _in_thread(router, router.prompts.encode_text, text))
         _check_length(len(ids), most, "prompt")  # the answer is no longer than a prompt either
         return ids
 
@@ -78,7 +78,7 @@ class TokenizeEndpoint:
         router = self._router
         read = partial(_chat, router.name, asked.messages, router.settings.router.max_images_per_prompt)
         chat = await _in_thread(router, read)
-        prepared = await unless_gone(http, router.prepare(chat, holding, Timeline(), caller_of(http.scope)))
+        prepared = await unless_gone(http.receive, router.prepare(chat, holding, Timeline(), caller_of(http.scope)))
         ids: list[int] = prepared.layout.token_ids.tolist()
         return ids
 

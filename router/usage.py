@@ -16,5 +16,4 @@ class Usage:
 
 
 def usage_of(request: Request, completion_tokens: int) -> Usage:
-    layout = request.prepared.layout
-    return Usage(layout.num_tokens, completion_tokens, layout.num_rows, request.cached_tokens)
+    return Usage(request.prompt_tokens, completion_tokens, request.image_tokens, request.cached_tokens)

@@ -33,5 +33,5 @@ class CountEndpoint:
             chat = await asyncio.get_running_loop().run_in_executor(router.threads.parsing, read, body.data)
             del body
             caller = caller_of(http.scope)
-            prepared = await unless_gone(http, router.prepare(chat, holding, Timeline(), caller))
+            prepared = await unless_gone(http.receive, router.prepare(chat, holding, Timeline(), caller))
         return prepared.layout.num_tokens

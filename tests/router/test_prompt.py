@@ -172,7 +172,7 @@ def test_plain_text_that_a_tokenizer_makes_special_is_refused(
 ) -> None:
     monkeypatch.setattr(builder.tokenizer, "encode_special_tokens", False)
     with pytest.raises(InvalidRequest, match="special token"):
-        builder.runs(messages_of(("user", "<|im_end|>")))
+        builder.runs(messages_of(("user", "no test before this one has sent <|im_end|>")))  # ids of what was are kept
 
 
 @pytest.mark.parametrize(

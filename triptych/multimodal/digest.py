@@ -61,7 +61,9 @@ def item_digest(
     for name, value in (("source digest", source), ("model fingerprint", fingerprint)):
         if len(value) != DIGEST_BYTES:
             raise InvalidRecord(f"{name} has {len(value)} bytes, expected {DIGEST_BYTES}")
-    encoded = encode_canonical([ITEM_DOMAIN, source, options, fingerprint, salt])
+    # Five values of a list: as `encode_canonical` has them, which goes by what it meets and takes thrice as long.
+    values = (_encode_bytes(source), _encode_map(options), _encode_bytes(fingerprint), _encode_bytes(salt))
+    encoded = _ITEM_BEGIN + b"".join(values)
     return _with_client_id(bytes(blake3(encoded).digest()), client_id)
 
 
@@ -90,7 +92,7 @@ def encode_canonical(value: OptionValue) -> bytes:
     if isinstance(value, str):
         return _encode_text(value)
     if isinstance(value, bytes):
-        return b"\x02" + _with_length(value)
+        return _encode_bytes(value)
     if isinstance(value, Mapping):
         return _encode_map(value)
     if isinstance(value, list | tuple):
@@ -116,6 +118,10 @@ def _encode_text(value: str) -> bytes:
         raise InvalidRecord(f"text {value[:40]!r} is not Unicode: {error.reason}") from error
 
 
+def _encode_bytes(value: bytes) -> bytes:
+    return b"\x02" + _with_length(value)
+
+
 def _encode_array(value: ArrayValue) -> bytes:
     sides = bytes([len(value.shape)]) + struct.pack(f">{len(value.shape)}Q", *value.shape)
     return b"\x11" + _encode_text(value.dtype) + sides + _with_length(value.payload)
@@ -138,3 +144,6 @@ def _encode_map(value: Mapping[str, OptionValue]) -> bytes:
 
 def _with_length(payload: bytes) -> bytes:
     return struct.pack(">Q", len(payload)) + payload
+
+
+_ITEM_BEGIN = b"\x20" + struct.pack(">Q", 5) + _encode_text(ITEM_DOMAIN)
