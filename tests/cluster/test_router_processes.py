@@ -82,7 +82,7 @@ def routers() -> Iterator[RouterProcesses]:
     settings = Settings(
         serve=ServeSettings(routers=3, served_name="m"),
         router=RouterSettings(
-            port=0, api_keys_file=str(Path(__file__).parent / "keys.toml"), stage_timeout_seconds=2.0
+            port=0, api_keys_file=str(Path(__file__).parent / "keys.toml"), stage_timeout_seconds=60.0
         ),
     )
     routers = RouterProcesses(settings, lambda text: None)
@@ -127,7 +127,9 @@ class Held:
 def test_limits_hold_over_all_routers_and_one_that_is_killed_gives_back_what_it_had(routers: RouterProcesses) -> None:
     pids = routers.pids(START_SECONDS)
     first, second = Held(routers), Held(routers)
-    assert first.router_of(pids) != second.router_of(pids)
+    while first.router_of(pids) == second.router_of(pids):  # one that was busy had left it to the other
+        second.close()
+        second = Held(routers)
     refused = [asked(routers, content="hello") for _ in range(4)]  # at the third router, and at the others
     for response in refused:
         assert response.status_code == 429
