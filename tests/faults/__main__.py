@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import logging
+import os
 import random
 import sys
 import tempfile
@@ -51,7 +52,9 @@ class Campaign:
                 return
             except Exception:
                 logs = cluster.logs() if cluster is not None else ""
-                self._note(f"{traceback.format_exc()}\n{logs}")
+                # Times are tight: where dozens of processes want a core, the machine is to blame.
+                when = f"{time.strftime('%H:%M:%S')}, load average {os.getloadavg()[0]:.1f}"
+                self._note(f"{when}\n{traceback.format_exc()}\n{logs}")
             finally:
                 if cluster is not None:
                     cluster.stop()
@@ -93,10 +96,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="of these kinds: a part of the test's name, as stop-kv-prefill")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    logging.basicConfig(level=logging.CRITICAL)  # every trial makes the router lose a worker, and say so
     kinds = [(place, action) for place in PLACES for action in ACTIONS if options.only in f"{action}-{place}"]
     campaign = Campaign(kinds, options.rounds, options.seed)
     folder = Path(tempfile.mkdtemp(prefix="triptych-faults-"))
+    # Every trial makes a router lose a worker, and say so: wanted beside a failure, and by nobody else.
+    form = "%(asctime)s %(name)s %(levelname)s %(message)s"
+    logging.basicConfig(filename=folder / "routers.log", level=logging.WARNING, format=form)
     nurseries = [Nursery() for _ in range(options.clusters)]
     threads = []
     for number, nursery in enumerate(nurseries):

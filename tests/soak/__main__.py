@@ -12,17 +12,18 @@ from tests.soak.sampling import LIMITS
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m tests.soak", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=1800.0)
+    parser.add_argument("--seconds", type=float, default=1800.0, help="of measuring, once all has come to rest")
     parser.add_argument("--model", choices=("random", "embedded"), default="random")
     parser.add_argument("--folder", type=Path, help="for logs and summary.json; a temporary one otherwise")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="triptych-soak-"))
     folder.mkdir(parents=True, exist_ok=True)
     record = soak(str(EMBEDDED if options.model == "embedded" else random_checkpoint()), folder, options.seconds)
-    print(f"{len(record.at)} samples in {options.seconds:g} s; logs in {folder}")
+    print(f"at rest after {record.settled_after:.0f} s of load, then {len(record.samples.at)} samples", end=" ")
+    print(f"in {options.seconds:g} s; logs in {folder}")
     for outcome, count in sorted(record.outcomes.items()):
         print(f"{count:7} {outcome}")
-    for (name, quantity), found in sorted(record.trends().items()):
+    for (name, quantity), found in sorted(record.samples.trends().items()):
         limit = LIMITS[quantity]
         print(
             f"{name:8} {quantity:12} {found.first:10.5g} -> {found.last:10.5g} {limit.unit:3} "

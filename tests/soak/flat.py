@@ -5,13 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-WARM_UP_SHARE = 0.35  # of a run: allocators, pools of threads and caches fill
 NOISE_FACTOR = 4.0
 
 
 @dataclass(frozen=True)
 class Trend:
-    """What a quantity did behind the warm-up.
+    """What a quantity did.
 
     growth: what its slope adds up to from the first sample to the last
     noise:  spread of single samples about that line, as a standard deviation
@@ -29,9 +28,7 @@ class Trend:
 
 def trend(seconds: Sequence[float], values: Sequence[float]) -> Trend:
     """By the median of the slopes of all pairs (Theil and Sen), which single outliers do not move."""
-    begin = seconds[0] + WARM_UP_SHARE * (seconds[-1] - seconds[0])
-    kept = sum(second < begin for second in seconds)
-    at, level = np.array(seconds[kept:], np.float64), np.array(values[kept:], np.float64)
+    at, level = np.array(seconds, np.float64), np.array(values, np.float64)
     left, right = np.triu_indices(len(at), 1)
     slope = float(np.median((level[right] - level[left]) / (at[right] - at[left])))
     rest = level - slope * at

@@ -55,30 +55,31 @@ def _ask(client: httpx.Client, rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.05:
         bad = rng.choice(_BAD)
-        body = _body([user(image(bad.data, bad.kind), "What?")])
-        return f"bad image: {client.post('/v1/chat/completions', json=body).status_code}"
+        asked = body([user(image(bad.data, bad.kind), "What?")])
+        return f"bad image: {client.post('/v1/chat/completions', json=asked).status_code}"
     if kind < 0.15:
         return _leave(client, rng)
     if kind < 0.45:  # a picture that nobody has seen
         size = (rng.randrange(28, 225), rng.randrange(28, 225))
-        body = _body([user(image(png(picture(rng.getrandbits(31), size))), "What is this?")])
+        asked = body([user(image(png(picture(rng.getrandbits(31), size))), "What is this?")])
     elif kind < 0.55:
-        body = _body(rng.choice(_ASKED), n=2, temperature=1.0, seed=rng.getrandbits(31))
+        asked = body(rng.choice(_ASKED), n=2, temperature=1.0, seed=rng.getrandbits(31))
     else:
-        body = _body(rng.choice(_ASKED), max_tokens=rng.randrange(1, 40))
-    return f"answer: {client.post('/v1/chat/completions', json=body).status_code}"
+        asked = body(rng.choice(_ASKED), max_tokens=rng.randrange(1, 40))
+    return f"answer: {client.post('/v1/chat/completions', json=asked).status_code}"
 
 
 def _leave(client: httpx.Client, rng: random.Random) -> str:
     """Closes a stream after some tokens, or before the first."""
-    body = _body(rng.choice(_ASKED), max_tokens=400, stream=True)
+    asked = body(rng.choice(_ASKED), max_tokens=400, stream=True)
     until = rng.randrange(6)
-    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+    with client.stream("POST", "/v1/chat/completions", json=asked) as response:
         for count, _ in enumerate(response.iter_lines()):
             if count >= 2 * until:
                 break
     return f"left: {response.status_code}"
 
 
-def _body(messages: Any, **fields: Any) -> Mapping[str, Any]:
+def body(messages: Any, **fields: Any) -> Mapping[str, Any]:
+    """Of a chat request that no stop token ends."""
     return {"model": "m", "messages": list(messages), "max_tokens": 12, "ignore_eos": True, **fields}

@@ -14,9 +14,10 @@ import grpc
 import httpx
 
 from tests.processes import WorkerProcess, toml_of
-from tests.soak.flat import Trend, trend
+from tests.soak.fill import CHUNK_TOKENS, MOST_PATCHES, fill
 from tests.soak.load import Load
-from tests.soak.sampling import LIMITS, children, sample, sample_host
+from tests.soak.samples import Samples
+from tests.soak.settling import settle
 from triptych import wire
 from triptych.config import MIB, load_settings
 from triptych.journey import Role
@@ -27,55 +28,43 @@ CLIENTS = 6
 LEASE_SECONDS = 5.0
 IDLE_SECONDS = LEASE_SECONDS + 10.0
 START_SECONDS = 120.0
-HOST = "host"
 MOST_SAMPLES = 300
 
 TABLES: Mapping[str, Mapping[str, object]] = {
     "serve": {"device": "cpu", "dtype": "float32", "served_name": "m", "cpu_threads": 1},
     "router": {"port": 0, "log_level": "warning"},
-    # Small, so that rows and blocks are evicted all the time.
-    "encoder": {"arena_bytes": 4 * MIB, "host_cache_bytes": 2 * MIB},
-    "language": {"kv_bytes": 24 * MIB, "landing_bytes": 4 * MIB, "prefill_chunk_tokens": 128},
+    # Small, so that rows and blocks are evicted all the time. No batch is larger than the largest picture: `fill` then
+    # meets every number of patches that there can be.
+    "encoder": {"arena_bytes": 4 * MIB, "host_cache_bytes": 2 * MIB, "max_encoder_tokens_per_batch": MOST_PATCHES},
+    "language": {"kv_bytes": 24 * MIB, "landing_bytes": 4 * MIB, "prefill_chunk_tokens": CHUNK_TOKENS},
     "transfer": {"lease_seconds": LEASE_SECONDS, "sweep_interval_seconds": 0.2, "checksums": True},
 }
 
 
 @dataclass
 class Record:
-    """Samples by process and quantity, and what the load and the counters said."""
+    """Samples since all had come to rest, and what the load and the counters said."""
 
-    at: list[float] = field(default_factory=list)
-    values: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    samples: Samples = field(default_factory=Samples)
+    settled_after: float = 0.0  # seconds of load
+    unsettled: list[str] = field(default_factory=list)  # what never came to rest
     outcomes: dict[str, int] = field(default_factory=dict)
     unbalanced: list[str] = field(default_factory=list)
 
-    def add(self, seconds: float, pids: Mapping[str, int]) -> None:
-        self.at.append(seconds)
-        samples = {name: sample(pid) for name, pid in pids.items()} | {HOST: sample_host()}
-        for name, pid in pids.items():
-            samples |= {f"{name}'s child {at}": sample(child) for at, child in enumerate(children(pid))}
-        for name, quantities in samples.items():
-            for quantity, value in quantities.items():
-                self.values.setdefault((name, quantity), []).append(value)
-
-    def trends(self) -> dict[tuple[str, str], Trend]:
-        # A child that was replaced meanwhile may have been missed by a sample.
-        return {key: trend(self.at, values) for key, values in self.values.items() if len(values) == len(self.at)}
-
     def complaints(self) -> list[str]:
         """What grew, in words, and what does not add up."""
-        grew = [
-            f"{name}: {quantity} grew by {found.growth:.3g} {LIMITS[quantity].unit} "
-            f"from {found.first:.5g} to {found.last:.5g}, noise {found.noise:.2g}, allowed {LIMITS[quantity].allowed:g}"
-            for (name, quantity), found in self.trends().items()
-            if found.grows(LIMITS[quantity].allowed)
-        ]
-        return [*grew, *self.unbalanced]
+        return [*self.unsettled, *self.samples.grew(), *self.unbalanced]
 
     def summary(self) -> dict[str, Any]:
         """For a file: first and last level, growth and noise of everything."""
-        quantities = {f"{name}.{quantity}": asdict(found) for (name, quantity), found in self.trends().items()}
-        return {"seconds": self.at[-1], "samples": len(self.at), "outcomes": self.outcomes, "quantities": quantities}
+        trends = self.samples.trends()
+        return {
+            "settled_after": self.settled_after,
+            "seconds": self.samples.at[-1],
+            "samples": len(self.samples.at),
+            "outcomes": self.outcomes,
+            "quantities": {f"{name}.{quantity}": asdict(found) for (name, quantity), found in trends.items()},
+        }
 
 
 @dataclass(frozen=True)
@@ -88,15 +77,20 @@ class Serving:
 
 
 def soak(model: str, folder: Path, seconds: float) -> Record:
-    """Serves `model` under load for so long, then lets it come to rest; writes summary.json into the folder."""
+    """Serves `model` under load for so long since it has settled, then lets it come to rest.
+
+    Writes summary.json into the folder.
+    """
     record = Record()
     with serving(model, folder) as cluster:
+        fill(cluster.url)
         load = Load(cluster.url, CLIENTS)
-        began = time.monotonic()
-        interval = max(1.0, seconds / MOST_SAMPLES)
         try:
+            record.settled_after, record.unsettled = settle(cluster.pids)
+            began = time.monotonic()
+            interval = max(1.0, seconds / MOST_SAMPLES)
             while (now := time.monotonic() - began) < seconds:
-                record.add(now, cluster.pids)
+                record.samples.add(now, cluster.pids)
                 time.sleep(interval)
         finally:
             load.stop()

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.soak import settling
 from tests.soak.run import soak
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "180"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS + 240)
+@pytest.mark.timeout(SECONDS + settling.MOST_SECONDS + 300)
 def test_nothing_grows_under_load_and_every_claim_is_accounted_for(
     checkpoint_folders: dict[str, Path], tmp_path: Path, record_property: Callable[[str, Any], None]
 ) -> None:
