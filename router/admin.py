@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -13,7 +14,7 @@ from triptych.errors import InternalError, InvalidRequest, NoWorker, Unauthorize
 from triptych.journey import Item, Role, new_request_id
 from triptych.pb import encoder_pb2
 from triptych.router.body import read_body, unless_gone
-from triptych.router.caller import caller_of
+from triptych.router.caller import Caller, caller_of
 from triptych.router.calls import Inbox, Outbox, worker_errors
 from triptych.router.link import WorkerLink
 from triptych.router.media_shelf import MediaShelf
@@ -44,8 +45,10 @@ class DigestsRequest(BaseModel):
 class EmbeddingsAdmin:
     """Refused altogether where no API key is set: whoever can reach the router could empty its caches."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, has_key: Callable[[str], bool]) -> None:
+        """has_key: whether a tenant of this name has one"""
         self._router = router
+        self._has_key = has_key
 
     async def control(self, http: HTTPRequest, action: str) -> dict[str, Any]:
         """Pin, unpin or clear by digests; `clear` without any is for all. Items and bytes found, by worker.
@@ -69,15 +72,16 @@ class EmbeddingsAdmin:
     async def warm(self, http: HTTPRequest) -> dict[str, Any]:
         """Encode a chat request's images at every encoder, generate nothing, and tell the items' digests in order.
 
-        The rows are for requests of the same key, or of all keys where tenants are not kept apart.
+        The rows are for requests of the tenant that the query names, without one for those of the same key; or of all
+        keys where tenants are not kept apart.
         """
-        router = self._router
+        router, caller = self._router, self._warms_for(http)
         with router.budget.holding() as holding:
             body = await self._body(http)
             chat = await asyncio.get_running_loop().run_in_executor(
                 router.threads.parsing, Chat.parse, body, router.settings.router.max_images_per_prompt
             )
-            prepared = await router.prepare(chat, holding, Timeline(), caller_of(http.scope))
+            prepared = await router.prepare(chat, holding, Timeline(), caller)
             items = list({item.digest: item for item in prepared.layout.items}.values())
             shelf = MediaShelf(prepared.media)
             warmings = [Warming(link, shelf, router) for link in self._encoders()]
@@ -88,10 +92,23 @@ class EmbeddingsAdmin:
         counts = [(one.link.worker_id, {"items": one.num_items, "cached": one.num_cached}) for one in warmings]
         return _told("warm", counts) | {"digests": [item.digest.hex() for item in prepared.layout.items]}
 
-    async def _body(self, http: HTTPRequest) -> bytes:
-        limits = self._router.settings.router
+    def _warms_for(self, http: HTTPRequest) -> Caller:
+        """Raises InvalidRequest for a tenant that nobody could ask as."""
+        tenant = http.query_params.get("tenant")
+        if tenant is None:
+            return caller_of(http.scope)
+        self._require_admin(http)  # who there is, is not for everybody
+        if not self._has_key(tenant):
+            raise InvalidRequest(f"there is no key of a tenant {tenant[:64]!r}", param="tenant")
+        return replace(caller_of(http.scope), tenant=tenant)
+
+    def _require_admin(self, http: HTTPRequest) -> None:
         if not http.scope["state"].get("is_admin"):  # the edge asks for an admin's key wherever there are keys
             raise Unauthorized("there are no admin routes without keys; set router.api_key or router.api_keys_file")
+
+    async def _body(self, http: HTTPRequest) -> bytes:
+        limits = self._router.settings.router
+        self._require_admin(http)
         with self._router.budget.holding() as of_body:
             return (await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, of_body)).data
 

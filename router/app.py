@@ -107,7 +107,7 @@ def _build_others(router: Router, gate: Gate, posts: Mapping[str, ASGIApp], edge
     add_models(app, router)
     add_probes(app, router)
     _add_posts(app, posts)
-    _add_admin(app, EmbeddingsAdmin(router))
+    _add_admin(app, EmbeddingsAdmin(router, gate.has_key))
     app.openapi = describe(app)  # type: ignore[method-assign]  # as the framework's manual has it
     return app
 

@@ -118,7 +118,9 @@ class KeyFile:
             return []
         try:
             return read_keys(self._path.read_text())
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise ConfigError(f"cannot read keys from {self._path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
             raise ConfigError(f"cannot read keys from {self._path}: {error}") from error
         except ConfigError as error:
             raise ConfigError(f"{self._path}: {error}") from error

@@ -63,6 +63,9 @@ class Gate:
             raise Unauthorized("the API key is missing or wrong")
         return key
 
+    def has_key(self, tenant: str) -> bool:
+        return tenant in self._keys.ring.limits_by_tenant
+
     def enter(self, tenant: str) -> Meter | None:
         """The meter that the request has entered, and has to leave. Raises RateLimited."""
         meter = self._limiter.meter(tenant)

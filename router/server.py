@@ -108,7 +108,8 @@ class RouterServer:
                 runner.run(self._run(listener))
         except BaseException as error:  # the thread that starts us is told; nobody else would be
             self._error = error
-            logger.exception("the router ended")
+            if not isinstance(error, ConfigError):  # which says all that there is to know
+                logger.exception("the router ended")
         finally:
             listener.close()
             self._close_admin()

@@ -32,8 +32,8 @@ _GETS: Mapping[str, str] = {
     "GET /version": "the server's version",
     "GET, HEAD /metrics": "Prometheus text",
     "GET /v1/cluster": "every worker as the router sees it; with keys, for those of operators",
-    "POST /admin/embeddings/warm": "encodes a chat body's images for later requests of the same key, and tells their "
-    "digests; as the next three for operators' keys alone",
+    "POST /admin/embeddings/warm": "encodes a chat body's images for later requests of the same key, or of the tenant "
+    "that `?tenant=` names, and tells their digests; as the next three for operators' keys alone",
     "POST /admin/embeddings/pin": '`{"digests": [...]}`: these rows stay until they are unpinned or cleared',
     "POST /admin/embeddings/unpin": "the same body: these rows may go again",
     "POST /admin/embeddings/clear": "the same body: these rows go, also pinned ones; all without a body",

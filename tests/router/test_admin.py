@@ -76,7 +76,9 @@ class Admin:
 
 @asynccontextmanager
 async def operating(card: ModelCard, encoders: Sequence[KnownWorker], memfd: bool = True) -> AsyncIterator[Admin]:
-    settings = Settings(serve=SERVE, router=RouterSettings(api_key="secret", status_interval_seconds=0.02))
+    settings = Settings(
+        serve=SERVE, router=RouterSettings(api_key="secret", api_keys=("alice=hers",), status_interval_seconds=0.02)
+    )
     router = Router(settings, card, encoders, media_by_memfd=memfd)
     transport = httpx.ASGITransport(app=build_app(router))
     await router.start()
@@ -116,6 +118,20 @@ async def test_what_is_warmed_is_what_requests_with_the_same_key_ask_for(
             chat = Chat.parse(json.dumps(body).encode(), 8)
             asked = await admin.router.prepare(chat, holding, Timeline(), Caller(DEFAULT_TENANT))
         assert [item.digest.hex() for item in asked.layout.items] == told
+
+
+async def test_an_operator_may_warm_for_a_tenant_by_its_name(card: ModelCard, encoders: Sequence[KnownWorker]) -> None:
+    async with operating(card, encoders) as admin:
+        body = chat_body(TWO_PICTURES)
+        own = (await admin("warm", body))["digests"]
+        hers = (await admin("warm?tenant=alice", body))["digests"]
+        with admin.router.budget.holding() as holding:
+            chat = Chat.parse(json.dumps(body).encode(), 8)
+            asked = await admin.router.prepare(chat, holding, Timeline(), Caller("alice"))
+        assert [item.digest.hex() for item in asked.layout.items] == hers
+        assert set(hers).isdisjoint(own)
+        refused = await admin.post("warm?tenant=alise", body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tenant")
 
 
 async def test_pins_and_clears_are_told_in_items_and_bytes(card: ModelCard, encoders: Sequence[KnownWorker]) -> None:

@@ -76,10 +76,13 @@ def test_an_admin_port_takes_over_what_operators_ask(card: ModelCard) -> None:
         httpx.get(f"http://127.0.0.1:{admin_port}/live", trust_env=False)
 
 
-def test_keys_that_cannot_be_read_keep_it_from_starting(card: ModelCard, tmp_path: Path) -> None:
+def test_keys_that_cannot_be_read_keep_it_from_starting_and_need_no_trace(
+    card: ModelCard, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = dataclasses.replace(ANY_PORT, router=RouterSettings(port=0, api_keys_file=str(tmp_path / "none")))
     with pytest.raises(ConfigError, match="cannot read keys"):
         RouterServer(settings, card).start()
+    assert not caplog.records
 
 
 def test_two_servers_live_side_by_side(card: ModelCard) -> None:

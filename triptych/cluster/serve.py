@@ -14,6 +14,7 @@ from triptych.cluster.supervisor import Supervisor, plan_workers
 from triptych.config import Settings, load_settings
 from triptych.models.card import load_card
 from triptych.models.folder import EMBEDDED_MODEL
+from triptych.router.auth import KeyFile
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -21,8 +22,10 @@ def run(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     console.print(f"model {settings.serve.model}", style="dim", highlight=False)
     settings = with_folder(settings, lambda text: console.print(text, style="dim", highlight=False))
+    KeyFile(settings.router)  # raises ConfigError, before anything is started
     stop = threading.Event()
     supervisor = Supervisor(settings, lambda text: console.print(text, style="dim", highlight=False), show_logs=True)
+    port = 0
     try:
         _on_signals(signal.default_int_handler)  # until it is up, any of them ends it like Ctrl-C
         port = supervisor.start()
@@ -33,7 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
         while not (stop.wait(_LOOK_SECONDS) or supervisor.lost.is_set()):
             pass
     finally:
-        console.print("stopping", style="dim")
+        if port:  # one that could not start has only its reason to tell
+            console.print("stopping", style="dim")
         supervisor.stop()
     return 1 if supervisor.lost.is_set() else 0
 
