@@ -95,7 +95,10 @@ def soak(model: str, folder: Path, seconds: float) -> Record:
         finally:
             load.stop()
         record.outcomes = dict(load.outcomes)
-        record.unbalanced = unbalanced(cluster, load.outcomes)
+        try:
+            record.unbalanced = unbalanced(cluster, load.outcomes)
+        except (AssertionError, grpc.RpcError, httpx.HTTPError) as error:  # what was measured is wanted all the same
+            record.unbalanced = [f"{type(error).__name__}: {error}"]
     (folder / "summary.json").write_text(json.dumps(record.summary(), indent=1))
     return record
 
@@ -150,7 +153,8 @@ def _at_rest(address: str) -> dict[str, float]:
     with grpc.insecure_channel(address, options=wire.CHANNEL_OPTIONS) as channel:
         stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
         while True:
-            status = stub.Status(worker_pb2.StatusRequest(check_invariants=True), timeout=10)
+            question = worker_pb2.StatusRequest(check_invariants=True)
+            status = stub.Status(question, timeout=IDLE_SECONDS, wait_for_ready=True)
             gauges = {gauge.name: gauge.value for gauge in status.gauges}
             assert not status.violation, status.violation
             if status.idle:
