@@ -18,7 +18,7 @@ from triptych.multimodal.header import ImageFormat, MediaHeader
 MAX_ANSWER_BYTES = 4096
 
 _ORDER = struct.Struct("<QQQdd8I")
-_FORMATS: tuple[ImageFormat, ...] = ("jpeg", "png", "webp", "gif")
+_FORMATS: tuple[ImageFormat, ...] = ("jpeg", "png", "webp", "gif", "avif")
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _MEMORY_NAME = "triptych-decode"
 

@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import AvifImagePlugin, Image
 
 from tests.engine_encoder.faulty_decode import MARK
 from tests.engine_encoder.rig import item_of, picture, running
@@ -72,6 +74,14 @@ def test_an_image_larger_than_the_standing_memory_brings_its_own(pool: DecodePoo
     for _ in range(2):
         assert np.array_equal(decoded(pool, data), to_rgb(data))
     assert held_descriptors() == before
+
+
+@pytest.mark.skipif(not AvifImagePlugin.SUPPORTED, reason="this Pillow has no AVIF")
+def test_an_avif_needs_no_more_there_than_it_may_have(pool: DecodePool) -> None:
+    for width, height in ((61, 33), (1030, 700)):
+        file = BytesIO()
+        Image.fromarray(to_rgb(picture(8, width, height))).save(file, "AVIF", speed=10)
+        assert np.array_equal(decoded(pool, file.getvalue()), to_rgb(file.getvalue()))
 
 
 def test_pixels_stay_when_the_memory_is_used_again(card: ModelCard, pool: DecodePool) -> None:

@@ -100,7 +100,7 @@ def test_bytes_behind_the_end_do_not_matter() -> None:
     [
         (b"BM" + bytes(60), "BMP"),
         (b"II\x2a\x00" + bytes(60), "TIFF"),
-        (b"\x00\x00\x00\x20ftypavif" + bytes(60), "AVIF"),
+        (b"\x00\x00\x00\x20ftypmif1" + bytes(60), "HEIF"),
         (b"\x00\x00\x00\x20ftypheic" + bytes(60), "HEIC"),
         (b"%PDF-1.7", "PDF"),
         (b'  <?xml version="1.0"?><svg xmlns="x"/>', "SVG"),

@@ -5,7 +5,7 @@ What a model sees is defined here and nowhere else; every equality is measured a
 - Size and orientation are those of `sniff`, by one rule for all containers (orientation.py): EXIF, else XMP. Pillow's
   `exif_transpose` gives the same for sound files. It differs from container to container elsewhere, and we do not
   follow: EXIF that is not TIFF makes it fail (WebP, PNG) or hide the XMP (JPEG), and in an animated PNG it misses EXIF
-  behind the first frame. A GIF is always upright.
+  behind the first frame. A GIF is always upright; an AVIF is as its own rotation and mirror say.
 - The first frame counts. Of an animated PNG that is its default image; of a GIF the first picture, on a canvas that is
   white where the picture does not reach.
 - Transparency is laid on white, rounding to nearest. A PNG's transparent colour is compared at the depth of the file,
@@ -21,15 +21,18 @@ from io import BytesIO
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageFile
+from PIL import AvifImagePlugin, Image, ImageFile
 
 from triptych.errors import InternalError, InvalidMedia
 from triptych.multimodal import gif, jpeg, png
+from triptych.multimodal.header import unsupported
 from triptych.multimodal.sniff import MediaHeader, sniff
 
 UInt8Array = npt.NDArray[np.uint8]
 
 MAX_UNANNOUNCED_PIXELS = 1 << 26  # of an image whose size nobody has agreed to; about 0.5 GB while decoding
+
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # where strangers' files are decoded no thread can be started
 
 _WHITE = (255, 255, 255)
 _TRANSPOSE = {
@@ -103,6 +106,10 @@ def _decode(data: bytes, header: MediaHeader) -> Image.Image:
         return _decode_png(png.picture(data))
     if header.format == "gif":
         return _decode_gif(gif.first_frame(data), header)
+    if header.format == "avif":
+        if not AvifImagePlugin.SUPPORTED:
+            raise unsupported("avif", "this server's Pillow, which knows none: send JPEG, PNG or WebP,")
+        return _on_white(_load(data, "AVIF"))
     return _on_white(_load(data, "WEBP"))
 
 

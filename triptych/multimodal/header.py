@@ -5,7 +5,7 @@ from typing import Literal
 
 from triptych.errors import InvalidMedia
 
-ImageFormat = Literal["jpeg", "png", "webp", "gif"]
+ImageFormat = Literal["jpeg", "png", "webp", "gif", "avif"]
 
 # Segments, chunks or blocks read before an image is refused. Real files stay below a few thousand; without a limit a
 # hostile one of empty pieces would keep the router busy for seconds.

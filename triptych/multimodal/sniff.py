@@ -6,12 +6,12 @@ whole images (a PNG whose EXIF follows its image data), and the router must neve
 """
 
 from triptych.errors import InvalidMedia
-from triptych.multimodal import gif, jpeg, png, webp
+from triptych.multimodal import avif, gif, jpeg, png, webp
 from triptych.multimodal.header import ImageFormat, MediaHeader
 
 __all__ = ["ImageFormat", "MediaHeader", "glance", "sniff"]
 
-SUPPORTED = "JPEG, PNG, WebP and GIF"
+SUPPORTED = "JPEG, PNG, WebP, AVIF and GIF"
 
 _GLANCE_BYTES = 32 << 10
 _GLANCE_SEGMENTS = 64
@@ -28,7 +28,7 @@ _FOREIGN = (
     (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"),
     (b"\xff\x4f\xff\x51", "JPEG 2000"),
 )
-_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIF", b"msf1": "HEIF"}
+_BRANDS = {b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIF", b"msf1": "HEIF"}
 
 
 def sniff(data: bytes) -> MediaHeader:
@@ -48,6 +48,8 @@ def sniff(data: bytes) -> MediaHeader:
         return webp.read_header(data)
     if data.startswith(gif.MAGICS):
         return gif.read_header(data)
+    if avif.is_avif(data):
+        return avif.read_header(data)
     raise InvalidMedia(f"the file is {_guess(data)}; supported are {SUPPORTED}", code="unsupported_image_format")
 
 
