@@ -23,7 +23,9 @@ CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # How long setting up a connection may take, in spite of its name: a worker that is busy for a moment, or far away,
+    # is not lost. One that refuses is asked again as the other two say.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
