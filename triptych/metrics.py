@@ -7,7 +7,7 @@ SGLang's stems; tier labels follow Dynamo's `worker_type`. No id, URL or digest 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -198,6 +198,7 @@ class RouterMetrics:
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
         self._histograms: dict[str, Histogram] = {}
+        self._children: dict[tuple[str, ...], Any] = {}  # by name and values of labels: what looks them up is slow
         for metric in ROUTER_METRICS:
             if metric.kind == "counter":
                 self._counters[metric.name] = Counter(metric.name, metric.help, metric.labels, registry=self.registry)
@@ -212,16 +213,22 @@ class RouterMetrics:
                 )
 
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
-        counter = self._counters[name]
-        (counter.labels(**labels) if labels else counter).inc(amount)
+        self._of(self._counters, name, labels).inc(amount)
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        gauge = self._gauges[name]
-        (gauge.labels(**labels) if labels else gauge).set(value)
+        self._of(self._gauges, name, labels).set(value)
 
     def observe(self, name: str, seconds: float, **labels: str) -> None:
-        histogram = self._histograms[name]
-        (histogram.labels(**labels) if labels else histogram).observe(seconds)
+        self._of(self._histograms, name, labels).observe(seconds)
+
+    def _of(self, families: Mapping[str, Any], name: str, labels: Mapping[str, str]) -> Any:
+        if not labels:
+            return families[name]
+        key = (name, *chain.from_iterable(labels.items()))
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = families[name].labels(**labels)
+        return child
 
     def add_workers(self, source: Collector) -> None:
         """Let `source` (see WorkerGauges) report the workers' own gauges beside the router's metrics."""

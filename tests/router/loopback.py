@@ -59,6 +59,7 @@ class LoopbackWorker:
     finish_at: int = 1 << 30  # position at which sequences end by themselves
     says: Sequence[int] = ()  # these tokens, then the end; prefill and decode must agree
     token_pause_seconds: float = 0.0
+    tells_together: bool = False  # all that an Encode call or the end of a Prefill call has, in one message
     fail_encode: list[TriptychError] = field(default_factory=list)  # one per Encode call
     fail_item: dict[int, TriptychError] = field(default_factory=dict)
     fail_prefill: list[TriptychError] = field(default_factory=list)  # one per Prefill call, after it was accepted
@@ -85,6 +86,7 @@ class LoopbackWorker:
     chunks: int = 0
     digests: set[bytes] = field(default_factory=set)  # of all items that Encode calls have asked for
     refs: int = 0  # that Prefill calls have got
+    ref_messages: int = 0  # in which they came
     _server: Any = None
     _routers: dict[str, asyncio.Queue[decode_pb2.SequenceTokens]] = field(default_factory=dict)
     _reserved: dict[tuple[bytes, int], str] = field(default_factory=dict)
@@ -218,6 +220,7 @@ class _Encoder(encoder_pb2_grpc.EncoderServicer):
         error = worker.fail_encode.pop(0) if worker.fail_encode else None
         if error is not None:
             await refuse(context, error)
+        replies: list[encoder_pb2.EncodeReply] = []
         for message in start.items:
             item = wire.item_from_pb(message)
             worker.digests.add(item.digest)
@@ -227,7 +230,10 @@ class _Encoder(encoder_pb2_grpc.EncoderServicer):
                 reply.failure.CopyFrom(wire.failure_to_pb(failure))
             else:
                 reply.ref.CopyFrom(wire.embedding_ref_to_pb(self._ref(item)))
-            yield encoder_pb2.EncodeReplies(replies=[reply])
+            replies.append(reply)
+            if len(replies) == len(start.items) or not worker.tells_together:
+                yield encoder_pb2.EncodeReplies(replies=replies)
+                replies.clear()
 
     def _ref(self, item: Item) -> EmbeddingRef:
         return EmbeddingRef(

@@ -52,10 +52,13 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
                 return  # the router has given up
             await worker.window_gate.wait()
         total = layout.num_tokens + len(generated)
-        if start.decode_follows:
-            yield prefill_pb2.PrefillReply(kv=[wire.kv_ref_to_pb(self._kv_ref(start.kv_begin, total))])
+        refs = [wire.kv_ref_to_pb(self._kv_ref(start.kv_begin, total))] if start.decode_follows else []
+        if refs and not worker.tells_together:
+            yield prefill_pb2.PrefillReply(kv=refs)
+            refs.clear()
         tokens = [self._first(start, branch, len(generated)) for branch in range(start.branches)]
-        yield prefill_pb2.PrefillReply(first=prefill_pb2.FirstTokens(tokens=tokens, cached_tokens=cached_tokens))
+        first = prefill_pb2.FirstTokens(tokens=tokens, cached_tokens=cached_tokens)
+        yield prefill_pb2.PrefillReply(kv=refs, first=first)
         if worker.fail_prefill_late:
             await worker.late_gate.wait()
             await refuse(context, worker.fail_prefill_late.pop(0))
@@ -83,6 +86,7 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
             request = await anext(requests, None)
             if request is None:
                 return False
+            self._worker.ref_messages += 1
             for given in request.items:
                 item = left.pop(given.item_index)
                 assert given.ref.item_digest == item.digest

@@ -52,6 +52,26 @@ async def test_windows_are_spread_over_encoders_and_their_claims_are_let_go(card
         await until(lambda: len(served.router._pipeline._claims) == 0)
 
 
+@pytest.mark.parametrize("together", [True, False])
+async def test_what_is_ready_together_is_given_on_together(card: ModelCard, together: bool) -> None:
+    encoder, prefill, decode = tiers(card, "e", "p", "d")
+    encoder.tells_together = prefill.tells_together = together
+    async with serving(card, [encoder, prefill, decode]) as served:
+        assert await served.ids([*PICTURES, TEXT], max_tokens=4) == expected(4)
+        assert (prefill.refs, prefill.ref_messages) == (5, 1 if together else 5)
+        await until(lambda: len(served.router._pipeline._claims) == 0)
+
+
+async def test_an_item_that_fails_beside_others_is_alone_encoded_again(card: ModelCard) -> None:
+    encoder, prefill, decode = tiers(card, "e", "p", "d")
+    encoder.tells_together = True
+    encoder.fail_item[1] = TransferFailed("other bytes came")
+    async with serving(card, [encoder, prefill, decode]) as served:
+        assert await served.ids([*PICTURES[:3], TEXT], max_tokens=3) == expected(3)
+        assert encoder.log == ["encode 0,1,2", "encode 1"]
+        assert (prefill.refs, prefill.ref_messages) == (3, 2)
+
+
 async def test_text_alone_asks_no_encoder(card: ModelCard) -> None:
     encoder, prefill, decode = tiers(card, "e", "p", "d")
     async with serving(card, [encoder, prefill, decode]) as served:
