@@ -10,7 +10,7 @@ from triptych.errors import TransferFailed
 from triptych.transfer.arena import CudaIpcInfo, new_arena
 from triptych.transfer.cuda_copy import queue_copies
 from triptych.transfer.cuda_ipc import CudaIpcMapping
-from triptych.transfer.pull import Pull, unit_runs
+from triptych.transfer.pull import Pull, UnitRuns
 
 UNIT_BYTES = 24
 NUM_UNITS = 40
@@ -42,7 +42,7 @@ def mapped(came_to: int) -> CudaIpcMapping:
 
 def pull_of(source: CudaIpcMapping, units: list[int], targets: list[int], into: torch.Tensor, event: int) -> Pull:
     sources, places = np.array(units, dtype=np.int64), np.array(targets, dtype=np.int64)
-    runs = unit_runs(sources, places, UNIT_BYTES)
+    runs = UnitRuns(sources, places, UNIT_BYTES)
     return Pull(source, into.view(-1), runs, sources, 100 + sources, event, (sources, places))
 
 
@@ -76,7 +76,7 @@ def test_a_copy_without_units_of_its_own_reads_no_words() -> None:
     """What came over a network is copied on like this; its words come by themselves."""
     source, into = mapped(came_to=1), torch.zeros(NUM_UNITS, UNIT_BYTES, dtype=torch.uint8)
     none, sources = np.empty(0, dtype=np.int64), np.arange(0, NUM_UNITS, 2)
-    pull = Pull(source, into.view(-1), unit_runs(sources, sources, UNIT_BYTES), none, none, 1, (sources, sources))
+    pull = Pull(source, into.view(-1), UnitRuns(sources, sources, UNIT_BYTES), none, none, 1, (sources, sources))
     assert queue_copies(pull, HostMemory()).words(pull).size == 0
     assert into[::2, 0].tolist() == list(range(0, NUM_UNITS, 2))
     assert not into[1::2].any()

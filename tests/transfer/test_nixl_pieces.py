@@ -11,7 +11,7 @@ from tests.transfer.neighbours import CPU
 from triptych.errors import TransferFailed
 from triptych.transfer.local import LocalMapping
 from triptych.transfer.nixl_pieces import as_packed, data_parts, scattered, word_parts
-from triptych.transfer.pull import ByteRun, Pull, unit_runs
+from triptych.transfer.pull import ByteRun, Pull, UnitRuns
 from triptych.transfer.slab import create_slab
 
 UNIT = 64
@@ -49,7 +49,7 @@ def test_scattered_units_arrive_as_a_plain_copy_would_bring_them(seed: int) -> N
     sources = np.array(chance.sample(range(UNITS), count), dtype=np.int64)
     targets = np.array(chance.sample(range(UNITS), count), dtype=np.int64)
     into = torch.zeros(UNIT * UNITS, dtype=torch.uint8)
-    runs = unit_runs(sources, targets, UNIT)
+    runs = UnitRuns(sources, targets, UNIT)
     pull = pull_of(runs, into, sources.tolist(), scattered=(sources, targets))
     wanted = torch.full_like(into, 255).view(-1, UNIT)
     wanted[targets] = pull.source.data.view(-1, UNIT)[sources]

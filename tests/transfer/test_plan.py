@@ -11,7 +11,7 @@ from triptych.errors import ClaimExpired, TransferFailed
 from triptych.journey import Shard
 from triptych.transfer.local import LocalMapping
 from triptych.transfer.plan import plan_blocks, plan_rows
-from triptych.transfer.pull import ByteRun, Pull, unit_runs
+from triptych.transfer.pull import ByteRun, Pull, UnitRuns
 from triptych.transfer.slab import create_slab
 
 
@@ -161,7 +161,7 @@ def test_a_part_of_the_slab_is_no_destination_for_its_own_blocks() -> None:
 
 def test_neighbouring_blocks_travel_in_one_run() -> None:
     def runs(sources: list[int], targets: list[int]) -> list[tuple[int, int, int]]:
-        return [tuple(run) for run in unit_runs(np.array(sources), np.array(targets), 10)]  # type: ignore[misc]
+        return [tuple(run) for run in UnitRuns(np.array(sources), np.array(targets), 10)]  # type: ignore[misc]
 
     assert runs([3, 4, 5], [0, 1, 2]) == [(30, 0, 30)]
     assert runs([3, 4, 6], [0, 1, 2]) == [(30, 0, 20), (60, 20, 10)]

@@ -7,7 +7,7 @@ The owner computes nothing for it: its network card or its progress thread serve
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from triptych.transfer.connections import OncePerKey
 from triptych.transfer.cuda_events import bind_context
 from triptych.transfer.landing import WORDS_BYTES, Windows
 from triptych.transfer.nixl_agent import NixlAgent
-from triptych.transfer.nixl_passage import Passage
-from triptych.transfer.nixl_pieces import as_packed, data_parts, scattered, word_parts
+from triptych.transfer.nixl_passage import Passage, Words
+from triptych.transfer.nixl_pieces import Part, as_packed, data_parts, scattered, word_parts
 from triptych.transfer.pull import Copier, IsWanted, Pull
 from triptych.transfer.staging import Prepared, packed_bytes, words_offset
 
@@ -30,6 +30,8 @@ _MOST_WORDS = WORDS_BYTES // WORD_BYTES
 _HOST_PIECES_ARE_CHEAPER = 16
 _PROBE_SECONDS = 10.0  # the first read over a connection also makes the connection
 
+
+Asked = tuple[Int64Array, Words]  # which of the words that are wanted one read brings
 
 # `Prepare` of one owner
 PrepareClaim = Callable[[ClaimId, bool, float, IsWanted], Prepared | None]
@@ -101,8 +103,8 @@ class NixlCopier:
         with self._passage(source.nixl.agent, deadline) as passage:
             if prepared is not None:
                 return _copy_packed(pull, prepared, passage)
-            passage.bring(pull, data_parts(pull, passage.part_bytes), pull.source.info, 0)
-            return _words(pull.units, pull.source.info, pull, passage)
+            info = pull.source.info
+            return _bring(pull, data_parts(pull, passage.part_bytes), info, 0, _words(pull.units, info, pull), passage)
 
     def checksum(self, tensor: Tensor, rows: Sequence[int] | None = None) -> bytes:
         return self._copier.checksum(tensor, rows)
@@ -124,7 +126,8 @@ class NixlCopier:
             return False
         at = ipc.event_words_offset + WORD_BYTES * (pull.event % len(ipc.event_handles))
         with self._passage(source.nixl.agent, deadline) as passage:
-            word = passage.words(source.info, np.array([[at, WORD_BYTES]], dtype=np.int64), np.zeros(1, dtype=np.int64))
+            asked = Words(source.info, np.array([[at, WORD_BYTES]], dtype=np.int64), np.zeros(1, dtype=np.int64))
+            word = passage.words(asked)
         return bool(word[0] >= pull.event)
 
     def _prepare(self, pull: Pull, pack: bool, deadline: float) -> Prepared | None:
@@ -157,14 +160,18 @@ def _copy_packed(pull: Pull, prepared: Prepared, passage: Passage) -> Int64Array
     end = packed.offset + packed_bytes(num_units, unit_bytes)
     if packed.offset < 0 or packed.offset % staging.unit_bytes or end > staging.data_bytes:
         raise TransferFailed(f"a pack at bytes [{packed.offset}, {end}), the staging slab has {staging.data_bytes}")
-    passage.bring(pull, data_parts(as_packed(pull), passage.part_bytes), staging, packed.offset)
-    found = np.empty(2 * num_units, dtype=np.int64)
     begin = packed.offset + words_offset(num_units, unit_bytes)
-    for words in word_parts(np.arange(found.size, dtype=np.int64), _MOST_WORDS):
-        pieces = words.pieces * WORD_BYTES + np.array([staging.data_offset + begin, 0])
-        found[words.picked] = passage.words(staging, pieces, words.places)
+    asked = [
+        (
+            part.picked,
+            Words(staging, part.pieces * WORD_BYTES + np.array([staging.data_offset + begin, 0]), part.places),
+        )
+        for part in word_parts(np.arange(2 * num_units, dtype=np.int64), _MOST_WORDS)
+    ]
+    parts = data_parts(as_packed(pull), passage.part_bytes)
+    found = _bring(pull, parts, staging, packed.offset, asked, passage)
     units = np.arange(packed.offset // staging.unit_bytes, -(-end // staging.unit_bytes), dtype=np.int64)
-    still = _words(units, staging, pull, passage)
+    still = _taken(_words(units, staging, pull), passage)
     if bool((still != packed.generation).any()):
         raise ClaimExpired(f"the pack of {num_units} units was gone before it was read")
     if bool((found[num_units:] != pull.units).any()):
@@ -172,12 +179,33 @@ def _copy_packed(pull: Pull, prepared: Prepared, passage: Passage) -> Int64Array
     return found[:num_units]
 
 
-def _words(units: Int64Array, info: ArenaInfo, pull: Pull, passage: Passage) -> Int64Array:
-    """Units' generation words, behind all that was read before; with the last the owner is told of the claim."""
-    found = np.empty(units.size, dtype=np.int64)
+def _words(units: Int64Array, info: ArenaInfo, pull: Pull) -> list[Asked]:
+    """Units' generation words; with the last the owner is told of the claim."""
     parts = list(word_parts(units, _MOST_WORDS))
+    asked: list[Asked] = []
     for part in parts:
         pieces = part.pieces * WORD_BYTES + np.array([info.words_offset, 0])
         notice = pull.claim if part is parts[-1] and pull.alone else b""
-        found[part.picked] = passage.words(info, pieces, part.places, notice)
+        asked.append((part.picked, Words(info, pieces, part.places, notice)))
+    return asked
+
+
+def _bring(
+    pull: Pull, parts: Iterator[Part], source: ArenaInfo, offset: int, asked: Sequence[Asked], passage: Passage
+) -> Int64Array:
+    """A pull's data, then the words asked for: with its last bytes, where one read brings them all."""
+    if len(asked) != 1:
+        passage.bring(pull, parts, source, offset)
+        return _taken(asked, passage)
+    picked, words = asked[0]
+    found = np.empty(picked.size, dtype=np.int64)
+    found[picked] = passage.bring(pull, parts, source, offset, words)
+    return found
+
+
+def _taken(asked: Sequence[Asked], passage: Passage) -> Int64Array:
+    """The words, read one part after the other."""
+    found = np.empty(sum(picked.size for picked, _ in asked), dtype=np.int64)
+    for picked, words in asked:
+        found[picked] = passage.words(words)
     return found

@@ -3,7 +3,7 @@
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -49,8 +49,14 @@ class Passage:
         else:
             self._windows.lose(self._window, self._owner, self._ended)
 
-    def bring(self, pull: Pull, parts: Iterator[Part], source: ArenaInfo, offset: int) -> None:
-        """All parts of a pull, read from an arena's data beyond an offset, into its destination."""
+    def bring(
+        self, pull: Pull, parts: Iterator[Part], source: ArenaInfo, offset: int, behind: "Words | None" = None
+    ) -> Int64Array:
+        """All parts of a pull, read from an arena's data beyond an offset, into its destination.
+
+        behind: words read once the last byte of data has been; with that byte they go on, and are what comes back
+        """
+        found = _NONE
         first = np.array([source.data_offset + offset, 0])
         under_way: deque[tuple[Part, NixlRead, Tensor]] = deque()
         halfway = pull.halfway
@@ -61,31 +67,41 @@ class Passage:
             if halfway is not None:
                 halfway()
                 halfway = None
+        if not under_way and behind is not None:  # all of it is in place already
+            return self.words(behind)
         while under_way:
-            self._land(pull, source, *under_way.popleft())
+            found = self._land(pull, source, *under_way.popleft(), None if under_way else behind)
+        return found
 
-    def words(self, source: ArenaInfo, pieces: Int64Array, places: Int64Array, notice: bytes = b"") -> Int64Array:
-        """[places] int64 of the words that the pieces bring, read after everything that was brought before.
-
-        notice: what the owner is told once they are read
-        """
-        self._wait(source, self._read(source, pieces, self._window.words.view(torch.uint8), notice))
+    def words(self, words: "Words") -> Int64Array:
+        """[places] int64 of the words that the pieces bring, read after everything that was brought before."""
+        self._read_words(words)
         into = self._window.data[:0]
-        return self._copy(Pull(_Seen(source, into, self._window.words), into, (), places, places, 0))
+        return self._copy(Pull(_Seen(words.source, into, self._window.words), into, (), words.places, words.places, 0))
 
     def first_bytes(self, source: ArenaInfo, num_bytes: int) -> bytes:
         """The beginning of the slab, its probe."""
         places = np.arange(-(-num_bytes // WORD_BYTES), dtype=np.int64)
-        found = self.words(source, np.array([[0, num_bytes]], dtype=np.int64), places)
+        found = self.words(Words(source, np.array([[0, num_bytes]], dtype=np.int64), places))
         return found.tobytes()[:num_bytes]
 
-    def _land(self, pull: Pull, source: ArenaInfo, part: Part, read: NixlRead, half: Tensor) -> None:
+    def _land(
+        self, pull: Pull, source: ArenaInfo, part: Part, read: NixlRead, half: Tensor, behind: "Words | None" = None
+    ) -> Int64Array:
         self._wait(source, read)
+        places = _NONE
+        if behind is not None:
+            self._read_words(behind)
+            places = behind.places
         if part.scattered is not None:
             half = half[: (int(part.scattered[0].max()) + 1) * pull.scattered_bytes]
         seen = _Seen(pull.source.info, half, self._window.words)
         plain = replace(pull, source=seen, runs=part.runs, scattered=part.scattered, halfway=None)
-        self._copy(replace(plain, units=_NONE, generations=_NONE))
+        return self._copy(replace(plain, units=places, generations=places))
+
+    def _read_words(self, words: "Words") -> None:
+        target = self._window.words.view(torch.uint8)
+        self._wait(words.source, self._read(words.source, words.pieces, target, words.notice))
 
     def _read(self, source: ArenaInfo, pieces: Int64Array, target: Tensor, notice: bytes = b"") -> NixlRead:
         if source.nixl is None:
@@ -108,6 +124,21 @@ class Passage:
     def _ended(self) -> bool:
         self._running = [ended for ended in self._running if not ended()]
         return not self._running
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Words:
+    """Words of a slab to be read, as many as a window has room for.
+
+    pieces: [pieces, 2] int64 bytes from the slab's first, and lengths
+    places: [words] int64 which of those that they bring are wanted
+    notice: what the owner is told once they are read
+    """
+
+    source: ArenaInfo
+    pieces: Int64Array
+    places: Int64Array
+    notice: bytes = b""
 
 
 class _Seen:

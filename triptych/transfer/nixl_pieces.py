@@ -8,7 +8,7 @@ import numpy as np
 
 from triptych.errors import TransferFailed
 from triptych.journey import Int64Array
-from triptych.transfer.pull import ByteRun, Pull, unit_runs
+from triptych.transfer.pull import ByteRun, Pull, UnitRuns
 
 # Reading a few words too many costs less than another piece.
 _WORDS_GAP = 512
@@ -26,7 +26,7 @@ class Part:
     """
 
     pieces: Int64Array
-    runs: tuple[ByteRun, ...]
+    runs: Sequence[ByteRun]
     scattered: tuple[Int64Array, Int64Array] | None = None
 
 
@@ -48,7 +48,7 @@ def data_parts(pull: Pull, room: int) -> Iterator[Part]:
     """The whole copy of a pull in reads of at most `room` bytes each."""
     unit_bytes = pull.scattered_bytes
     if pull.scattered is None or unit_bytes > room:
-        runs = unit_runs(*pull.scattered, unit_bytes) if pull.scattered is not None else pull.runs
+        runs = UnitRuns(*pull.scattered, unit_bytes) if pull.scattered is not None else pull.runs
         for cut in _cut(runs, room):
             yield _part(cut)
         return
@@ -64,8 +64,8 @@ def data_parts(pull: Pull, room: int) -> Iterator[Part]:
 def unit_part(sources: Int64Array, targets: Int64Array, unit_bytes: int) -> Part:
     """Whole units in one read."""
     places = np.arange(sources.size, dtype=np.int64)
-    joined = unit_runs(sources, places, unit_bytes)
-    return Part(_pieces(joined), unit_runs(places, targets, unit_bytes), (places, targets))
+    joined = UnitRuns(sources, places, unit_bytes)
+    return Part(_pieces(joined), UnitRuns(places, targets, unit_bytes), (places, targets))
 
 
 def word_parts(units: Int64Array, room: int) -> Iterator[WordPart]:

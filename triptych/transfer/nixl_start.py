@@ -47,8 +47,8 @@ def _start(settings: TransferSettings) -> NixlAgent:
     # Where UCX sees no NVLink, as in a container with one GPU, it reads device memory by way of the host: a thousandth
     # of the rate. Reading it directly works wherever handles open, which it asks besides.
     os.environ.setdefault("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on")
-    # A UCX without CUDA does not know that name and says so; and it would say so, as anything, on standard output, which
-    # is for a worker's one line.
+    # A UCX without CUDA does not know that name and says so; and it would say so, as anything, on standard output,
+    # which is for a worker's one line.
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     os.environ.setdefault("UCX_LOG_FILE", "stderr")
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # losses of peers are ours to tell, as ordinary outcomes

@@ -10,7 +10,7 @@ from triptych.errors import ClaimExpired, TransferFailed
 from triptych.journey import EmbeddingRef, Int64Array, KVRef, Shard
 from triptych.transfer.arena import ArenaInfo
 from triptych.transfer.mapping import Mapping
-from triptych.transfer.pull import ByteRun, Pull, unit_runs
+from triptych.transfer.pull import ByteRun, Pull, UnitRuns
 
 
 def only_shard(shards: Sequence[Shard]) -> Shard:
@@ -51,7 +51,7 @@ def plan_blocks(ref: KVRef, source: Mapping, into: Tensor, block_ids: Sequence[i
     flat = bytes_of(into)
     moved = _moved(source, flat, units, targets)
     scattered = (units[moved], targets[moved])
-    return Pull(source, flat, unit_runs(*scattered, info.unit_bytes), units, generations, ref.event, scattered)
+    return Pull(source, flat, UnitRuns(*scattered, info.unit_bytes), units, generations, ref.event, scattered)
 
 
 def dtype_name(tensor: Tensor) -> str:

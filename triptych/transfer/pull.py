@@ -1,8 +1,8 @@
 """One copy out of a neighbour's slab: what goes where, and whose generation vouches for it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,7 @@ class Pull:
 
     source: Mapping
     into: Tensor
-    runs: tuple[ByteRun, ...]
+    runs: Sequence[ByteRun]
     units: Int64Array
     generations: Int64Array
     event: int
@@ -76,8 +76,8 @@ class Pull:
     @property
     def num_bytes(self) -> int:
         """Of the whole copy."""
-        if self.piece_bytes and self.scattered is not None:
-            return self.scattered[0].size * self.piece_bytes
+        if self.scattered is not None:
+            return self.scattered[0].size * self.scattered_bytes
         return sum(run.num_bytes for run in self.runs)
 
 
@@ -138,7 +138,7 @@ def _copy_pieces(data: Bytes, into: Bytes, pull: Pull, scattered: tuple[Int64Arr
             pull.halfway()
 
 
-def halved(pull: Pull) -> tuple[ByteRun, ...]:
+def halved(pull: Pull) -> Sequence[ByteRun]:
     """The pull's runs; the first one in two halves when somebody waits for the moment between them."""
     if pull.halfway is None or not pull.runs:
         return pull.runs
@@ -151,13 +151,36 @@ def halved(pull: Pull) -> tuple[ByteRun, ...]:
     )
 
 
-def unit_runs(sources: Int64Array, targets: Int64Array, unit_bytes: int) -> tuple[ByteRun, ...]:
-    """Copies of whole units, sources[i] to targets[i], as few runs: neighbours on both sides are joined."""
-    if not sources.size:
-        return ()
-    breaks = np.flatnonzero((np.diff(sources) != 1) | (np.diff(targets) != 1)) + 1
-    begins = np.concatenate(([0], breaks))
-    lengths = np.diff(np.concatenate((begins, [sources.size])))
-    # Lists first: one number at a time out of an array costs five times as much, and prompts have thousands of blocks.
-    columns = (unit_bytes * column for column in (sources[begins], targets[begins], lengths))
-    return tuple(map(ByteRun._make, zip(*(column.tolist() for column in columns), strict=True)))
+class UnitRuns(Sequence[ByteRun]):
+    """Copies of whole units, sources[i] to targets[i], as few runs: neighbours on both sides are joined.
+
+    Counted at once, made when somebody looks at them: a GPU copies hundreds of scattered blocks without.
+    """
+
+    def __init__(self, sources: Int64Array, targets: Int64Array, unit_bytes: int) -> None:
+        self._sources, self._targets, self._unit_bytes = sources, targets, unit_bytes
+        breaks = np.flatnonzero((np.diff(sources) != 1) | (np.diff(targets) != 1)) + 1
+        self._begins = np.concatenate(([0], breaks)) if sources.size else breaks
+        self._made: tuple[ByteRun, ...] | None = None
+
+    def __len__(self) -> int:
+        return self._begins.size
+
+    @overload
+    def __getitem__(self, place: int) -> ByteRun: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[ByteRun]: ...
+    def __getitem__(self, place: int | slice) -> ByteRun | Sequence[ByteRun]:
+        return self._all()[place]
+
+    def __iter__(self) -> Iterator[ByteRun]:
+        return iter(self._all())
+
+    def _all(self) -> tuple[ByteRun, ...]:
+        if self._made is None:
+            begins = self._begins
+            lengths = np.diff(np.concatenate((begins, [self._sources.size])))
+            # Lists first: one number at a time out of an array costs five times as much.
+            columns = (self._unit_bytes * each for each in (self._sources[begins], self._targets[begins], lengths))
+            self._made = tuple(map(ByteRun._make, zip(*(column.tolist() for column in columns), strict=True)))
+        return self._made

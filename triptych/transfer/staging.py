@@ -29,7 +29,7 @@ from triptych.transfer.cuda_events import has_completed, new_stream
 from triptych.transfer.leases import Claimed, LeaseTable
 from triptych.transfer.local import LocalMapping
 from triptych.transfer.mapping import poll_until
-from triptych.transfer.pull import Copier, CopyAbandoned, IsWanted, Pull, unit_runs
+from triptych.transfer.pull import Copier, CopyAbandoned, IsWanted, Pull, UnitRuns
 from triptych.transfer.slab import Slab
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class Staging:
         whole = slab.data[packed.offset : packed.offset + packed_bytes(units.size, unit_bytes)]
         places = np.arange(units.size, dtype=np.int64)
         into = whole[: units.size * unit_bytes]
-        runs = unit_runs(units, places, unit_bytes)
+        runs = UnitRuns(units, places, unit_bytes)
         pull = Pull(source, into, runs, units, units, 0, scattered=(units, places), home=slab)
         # The words as they were behind the data. A reader compares them: what this owner believes vouches for nothing.
         words = torch.from_numpy(np.concatenate((self._copier.copy(pull, deadline), units)))
