@@ -48,7 +48,8 @@ class PrefillService(PrefillServicer):
         try:
             self._worker.begin(job, self._door.lease_seconds(start.lease_ms), emit)
             while not finished:
-                ready, error = await gathered(events, self._faults)
+                there: tuple[list[PrefillEvent], BaseException | None] = await gathered(events, self._faults)
+                ready, error = there
                 for reply in _replies([sent for event in ready for sent in await self._sent(event)]):
                     yield reply
                 finished = any(isinstance(event, FirstTokens) for event in ready)
