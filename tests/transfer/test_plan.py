@@ -136,10 +136,10 @@ def _in_place(ids: Sequence[int], targets: Sequence[int]) -> Pull:
 
 def test_blocks_in_their_place_are_not_copied_but_still_vouched_for() -> None:
     pull = _in_place([4, 1, 7], [4, 1, 7])
-    assert pull.runs == ()
+    assert tuple(pull.runs) == ()
     assert pull.units.tolist() == [4, 1, 7]
     pull = _in_place([4, 1, 7], [4, 2, 7])
-    assert pull.runs == (ByteRun(64, 128, 64),)
+    assert tuple(pull.runs) == (ByteRun(64, 128, 64),)
     assert pull.units.tolist() == [4, 1, 7]
 
 
