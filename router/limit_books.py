@@ -4,6 +4,7 @@ So limits hold exactly however many processes there are, and outlive each of the
 process: each writes its own numbers alone, and those of one that died are cleared by whoever watches over it.
 """
 
+import itertools
 import struct
 from dataclasses import dataclass
 
@@ -86,8 +87,8 @@ class LimitBooks:
         self._running[index].cast("B")[:] = bytes(self._places * _COUNT_BYTES)
 
     def _new_place(self, name: bytes, now: float) -> int:
-        first = int.from_bytes(name[:4], "little") % self._places
-        for place in (*range(first, self._places), *range(first)):
+        first: int = int.from_bytes(name[:4], "little") % self._places
+        for place in itertools.chain(range(first, self._places), range(first)):
             at, use = place * NAME_BYTES, self.use(place)
             is_idle = max(use.requests_full_at, use.tokens_full_at) <= now and not self.running(place)
             if is_idle or self.memory.bytes[at : at + NAME_BYTES] == _NOBODY:
