@@ -88,7 +88,7 @@ def test_what_never_comes_to_rest_is_said_to_leak() -> None:
 
 
 def test_what_leaks_too_slowly_to_keep_others_waiting_is_found_behind() -> None:
-    samples = of_rss([800 + 0.15 * second for second in range(180)])
+    samples = of_rss([800 + 0.075 * second for second in range(240)])
     began = first_rest(samples)
     assert began == WINDOW_SECONDS + 1
     assert samples.since(began).grew() != []
