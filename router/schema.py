@@ -5,7 +5,6 @@ from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
@@ -21,6 +20,7 @@ from triptych.router.chat_fields import IGNORED, MESSAGE, NESTED, REFUSED, TOOL,
 from triptych.router.choices import AnswerParser
 from triptych.router.form_fields import FormFields
 from triptych.router.messages import MOST_MESSAGES, MOST_PARTS, Message, read_messages
+from triptych.router.sampling_fields import Number, SamplingFields, Whole
 from triptych.router.tools.definition import MOST_TOOLS, chat_function, read_tools
 from triptych.router.tools.rules import CHOICES, NO_RULES, OutputRules, read_tool_choice, rules_for
 from triptych.sampling import LARGEST_REPETITION_PENALTY, LEAST_REPETITION_PENALTY, MOST_BRANCHES, MOST_TOP_LOGPROBS
@@ -31,17 +31,6 @@ MOST_STOPS = 16
 MOST_BIASES = 1024
 
 
-def _no_boolean(value: Any) -> Any:
-    """JSON's true is not a number, though Python thinks so."""
-    if isinstance(value, bool):
-        raise PydanticCustomError("number_type", "expected a number")
-    return value
-
-
-Whole = Annotated[int, BeforeValidator(_no_boolean)]
-Number = Annotated[float, BeforeValidator(_no_boolean)]
-
-
 class StreamOptions(BaseModel):
     """What a stream carries besides text; sub-keys we do not know are ignored."""
 
@@ -49,7 +38,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: StrictBool | None = Field(None, description="usage in every chunk")
 
 
-class ChatRequest(FormFields):
+class ChatRequest(FormFields, SamplingFields):
     """Body of POST /v1/chat/completions; a field that is null counts as absent."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, arbitrary_types_allowed=True)
@@ -66,23 +55,6 @@ class ChatRequest(FormFields):
     max_completion_tokens: Annotated[Whole | None, Field(ge=1)] = Field(
         None, description="tokens of each answer at most; all that the context leaves if absent"
     )
-    min_tokens: Annotated[Whole | None, Field(ge=0)] = Field(
-        None, description="no end and no stop string before so many tokens"
-    )
-    ignore_eos: StrictBool | None = Field(None, description="true: the model's end token ends nothing")
-    temperature: Annotated[Number | None, Field(ge=0, le=2)] = Field(
-        None, description="0 takes the likeliest token; the model's own default, else 1"
-    )
-    top_p: Annotated[Number | None, Field(gt=0, le=1)] = Field(None, description="share of probability drawn from")
-    top_k: Annotated[Whole | None, Field(ge=-1, le=1 << 30)] = Field(
-        None, description="so many of the likeliest tokens are drawn from; 0 and -1: all"
-    )
-    min_p: Annotated[Number | None, Field(ge=0, le=1)] = Field(
-        None, description="least probability, as a share of the likeliest token's"
-    )
-    seed: Annotated[Whole | None, Field(ge=-(1 << 63), lt=1 << 63)] = Field(
-        None, description="the same one gives the same answer; drawn anew if absent"
-    )
     stop: str | list[str] | None = Field(None, description=f"a text, or up to {MOST_STOPS}, that ends an answer")
     presence_penalty: Annotated[Number | None, Field(ge=-2, le=2)] = Field(
         None, description="taken from tokens that the answer has had"
@@ -98,7 +70,6 @@ class ChatRequest(FormFields):
     top_logprobs: Annotated[Whole | None, Field(ge=0, le=MOST_TOP_LOGPROBS)] = Field(
         None, description="those of so many alternatives; with logprobs true"
     )
-    stream: StrictBool | None = Field(None, description="server-sent events in place of one body")
     stream_options: StreamOptions | None = Field(None, description="with stream true")
     tools: Annotated[Any, or_null({"type": "array", "minItems": 1, "maxItems": MOST_TOOLS, "items": TOOL})] = Field(
         None, description="functions that the model may call"
@@ -108,12 +79,6 @@ class ChatRequest(FormFields):
     ] = Field(None, description="none, auto, required, or one function by name")
     parallel_tool_calls: StrictBool | None = Field(None, description="false: at most one call; true if absent")
     return_token_ids: StrictBool | None = Field(None, description="token ids beside the text")
-    priority: Annotated[Whole | None, Field(ge=-(1 << 31), lt=1 << 31)] = Field(
-        None, description="lower is served first where memory is short; 0 if absent"
-    )
-    cache_salt: Annotated[str | None, Field(min_length=1, max_length=256)] = Field(
-        None, description="nothing cached is shared with requests of another salt"
-    )
     mm_processor_kwargs: dict[str, Any] | None = Field(
         None, description="options of the model's image processor, those it knows"
     )

@@ -16,7 +16,8 @@ from triptych.router.body import read_body, unless_gone
 from triptych.router.budget import Holding
 from triptych.router.caller import caller_of
 from triptych.router.router import Router
-from triptych.router.schema import Chat, Whole, invalid_request
+from triptych.router.sampling_fields import Whole
+from triptych.router.schema import Chat, invalid_request
 from triptych.router.timeline import Timeline
 
 IGNORED: Mapping[str, str] = {

@@ -1,11 +1,9 @@
 """The embedded model behind three tiers of real processes and HTTP, and a web server with pictures beside it."""
 
 import json
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import httpx
 from tests.checkpoints import EMBEDDED
 from tests.journey.messages import image, user
 from tests.processes import ProcessCluster
+from tests.web import QuietHandler, WebServer
 from triptych.config import MIB, load_settings
 
 PICTURES = Path(__file__).parent / "data"
@@ -90,34 +89,17 @@ def served_model(folder: Path) -> Iterator[Served]:
         cluster.stop()
 
 
-class PictureSite:
-    """Serves what it is given by path and counts who came; a context."""
+class PictureSite(WebServer):
+    """Serves what it is given by path and counts who came."""
 
     def __init__(self, pages: Mapping[str, tuple[int, str, bytes]]) -> None:
         """pages: status, content type and body of each path; anything else is a 404"""
         self.hits: Counter[str] = Counter()
-        site = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                site.hits[self.path] += 1
-                status, kind, body = pages.get(self.path, (404, "text/plain", b"no"))
-                self.send_response(status)
-                self.send_header("content-type", kind)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+        class Handler(QuietHandler):
+            def do_GET(handler) -> None:
+                self.hits[handler.path] += 1
+                status, kind, body = pages.get(handler.path, (404, "text/plain", b"no"))
+                handler.answer(status, {"content-type": kind}, body)
 
-            def log_message(self, format: str, *args: object) -> None:
-                """Quiet."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-
-    def __enter__(self) -> "PictureSite":
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler)

@@ -13,18 +13,6 @@ from triptych.router.messages import kind_of, object_at, shown
 from triptych.router.rules import ToolRules, read_format, read_tools_of, rules_for
 from triptych.router.schema import Chat, ChatRequest, invalid_request
 
-_SAME_AS_CHAT = (
-    "max_tokens",
-    "stream",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_tokens",
-    "ignore_eos",
-    "seed",
-    "priority",
-    "cache_salt",
-)
 _CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 Asked = TypeVar("Asked", bound=CountRequest)
@@ -33,9 +21,8 @@ Asked = TypeVar("Asked", bound=CountRequest)
 def read_message(body: bytes, most_images: int) -> Chat:
     """Raises InvalidRequest with the path of the field at fault."""
     asked = _asked(MessagesRequest, body)
-    given = {name: getattr(asked, name) for name in _SAME_AS_CHAT}
     stops = read_stops(asked.stop_sequences, "stop_sequences")
-    return _chat(asked, most_images, given | {"stop": stops})
+    return _chat(asked, most_images, {**asked.sampling(), "max_tokens": asked.max_tokens, "stop": stops})
 
 
 def read_count(body: bytes, most_images: int) -> Chat:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from triptych.router.completions.schema import Stop
-from triptych.router.schema import Number, Whole
+from triptych.router.sampling_fields import SamplingFields, Whole
 
 _OBJECTS = {"type": "array", "items": {"type": "object"}}
 
@@ -82,20 +82,6 @@ class CountRequest(BaseModel):
     mcp_servers: Any = Field(None, description=REFUSED["mcp_servers"])
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountRequest, SamplingFields):
     max_tokens: Annotated[Whole, Field(ge=1, description="tokens to generate at most")]
     stop_sequences: Stop = Field(None, description="texts before which the answer ends")
-    stream: StrictBool | None = Field(None, description="server-sent events")
-    temperature: Annotated[Number | None, Field(ge=0, le=2, description="0 is greedy")] = None
-    top_p: Annotated[Number | None, Field(gt=0, le=1, description="nucleus sampling")] = None
-    top_k: Annotated[Whole | None, Field(ge=-1, le=1 << 30, description="the k likeliest tokens; -1 or 0: all")] = None
-    # What Anthropic does not have, by the names of vLLM.
-    min_tokens: Annotated[Whole | None, Field(ge=0, description="no end before so many tokens")] = None
-    ignore_eos: StrictBool | None = Field(None, description="go on behind the model's end token")
-    seed: Annotated[Whole | None, Field(ge=-(1 << 63), lt=1 << 63, description="same seed, same text")] = None
-    priority: Annotated[
-        Whole | None, Field(ge=-(1 << 31), lt=1 << 31, description="lower is served first where memory is short")
-    ] = None
-    cache_salt: Annotated[
-        str | None, Field(min_length=1, max_length=256, description="caches are shared within the same salt only")
-    ] = None

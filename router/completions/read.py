@@ -19,23 +19,8 @@ from triptych.router.schema import MOST_BIASES, MOST_STOPS, Chat, ChatRequest, i
 from triptych.router.tools.rules import NO_RULES, OutputRules
 
 _SAME_AS_CHAT = (
-    "model",
-    "n",
-    "min_tokens",
-    "ignore_eos",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "stream",
+    *("model", "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
     "return_token_ids",
-    "priority",
-    "cache_salt",
 )
 
 
@@ -90,6 +75,7 @@ def _chat(
         logprobs=asked.logprobs is not None,
         top_logprobs=asked.logprobs,
         **given,
+        **asked.sampling(),
     )
     chat = CompletionChat(request, (), prompt=prompt, rules=rules)
     chat.asked, chat.echo, chat.first_index = asked, echo, first_index

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, StrictBool, WithJsonSchema
 
 from triptych.router.form_fields import FormFields
-from triptych.router.schema import MOST_BIASES, MOST_STOPS, Number, StreamOptions, Whole
+from triptych.router.sampling_fields import Number, SamplingFields, Whole
+from triptych.router.schema import MOST_BIASES, MOST_STOPS, StreamOptions
 from triptych.sampling import LARGEST_REPETITION_PENALTY, LEAST_REPETITION_PENALTY, MOST_BRANCHES
 
 MOST_PROMPTS = 64
@@ -57,7 +58,7 @@ REFUSED: Mapping[str, str] = {
 }
 
 
-class CompletionRequest(FormFields):
+class CompletionRequest(FormFields, SamplingFields):
     """A field that is null counts as absent."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
@@ -71,13 +72,6 @@ class CompletionRequest(FormFields):
     max_tokens: Annotated[
         Whole | None, Field(ge=1, description=f"tokens to generate at most; {DEFAULT_MAX_TOKENS} if left out")
     ] = None
-    min_tokens: Annotated[Whole | None, Field(ge=0, description="no end before so many tokens")] = None
-    ignore_eos: StrictBool | None = Field(None, description="go on behind the model's end token, up to max_tokens")
-    temperature: Annotated[Number | None, Field(ge=0, le=2, description="0 is greedy")] = None
-    top_p: Annotated[Number | None, Field(gt=0, le=1, description="nucleus sampling")] = None
-    top_k: Annotated[Whole | None, Field(ge=-1, le=1 << 30, description="the k likeliest tokens; -1 or 0: all")] = None
-    min_p: Annotated[Number | None, Field(ge=0, le=1, description="least share of the likeliest token's chance")] = None
-    seed: Annotated[Whole | None, Field(ge=-(1 << 63), lt=1 << 63, description="same seed, same text")] = None
     stop: Stop = Field(None, description=f"a text or up to {MOST_STOPS}, before which the answer ends")
     presence_penalty: Annotated[Number | None, Field(ge=-2, le=2, description="for tokens that have come")] = None
     frequency_penalty: Annotated[Number | None, Field(ge=-2, le=2, description="for each time they have come")] = None
@@ -92,15 +86,7 @@ class CompletionRequest(FormFields):
         Whole | None, Field(ge=0, le=MOST_LOGPROBS, description="log probabilities of so many likeliest tokens")
     ] = None
     echo: StrictBool | None = Field(None, description="the prompt before the answer; not together with logprobs")
-    stream: StrictBool | None = Field(None, description="server-sent events, one for each step")
     stream_options: StreamOptions | None = Field(None, description="only with stream")
     return_token_ids: StrictBool | None = Field(None, description="token_ids and prompt_token_ids beside each choice")
-    priority: Annotated[
-        Whole | None, Field(ge=-(1 << 31), lt=1 << 31, description="lower is served first where memory is short")
-    ] = None
-    cache_salt: Annotated[
-        str | None,
-        Field(min_length=1, max_length=256, description="the prompt's cache is shared within the same salt only"),
-    ] = None
     suffix: Any = Field(None, description=REFUSED["suffix"])
     best_of: Any = Field(None, description=REFUSED["best_of"])

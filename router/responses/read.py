@@ -13,21 +13,6 @@ from triptych.router.responses.schema import LOGPROBS_INCLUDED, MOST_METADATA, R
 from triptych.router.rules import ToolRules, read_format, read_tools_of, rules_for
 from triptych.router.schema import Chat, ChatRequest, invalid_request
 
-_SAME_AS_CHAT = (
-    "model",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "min_tokens",
-    "ignore_eos",
-    "stream",
-    "priority",
-    "cache_salt",
-    "mm_processor_kwargs",
-)
-
 
 class ResponsesChat(Chat):
     """asked_logprobs: with the text. echoed: what the response repeats of the request."""
@@ -53,12 +38,14 @@ def read_response(body: bytes, most_images: int) -> ResponsesChat:
         read_format(_format(asked.text), "text.format"),
     )
     request = ChatRequest.model_construct(
+        model=asked.model,
         messages=[],
+        mm_processor_kwargs=asked.mm_processor_kwargs,
         max_tokens=asked.max_output_tokens,
         stop=[],
         logprobs=wants_logprobs,
         top_logprobs=(asked.top_logprobs or 0) if wants_logprobs else None,
-        **{name: getattr(asked, name) for name in _SAME_AS_CHAT},
+        **asked.sampling(),
     )
     chat = ResponsesChat(request, messages, rules=rules)
     chat.asked_logprobs = wants_logprobs

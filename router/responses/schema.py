@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, WithJsonSchema
+from pydantic import ConfigDict, Field, StrictBool, WithJsonSchema
 
-from triptych.router.schema import Number, Whole
+from triptych.router.sampling_fields import SamplingFields, Whole
 from triptych.sampling import MOST_TOP_LOGPROBS
 
 MOST_METADATA = 16
@@ -67,7 +67,7 @@ ITEM_FIELDS: Mapping[str, str] = {
 }
 
 
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(SamplingFields):
     """A field that is null counts as absent."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
@@ -78,8 +78,6 @@ class ResponsesRequest(BaseModel):
     max_output_tokens: Annotated[
         Whole | None, Field(ge=1, description="tokens to generate at most; all that fit if left out")
     ] = None
-    temperature: Annotated[Number | None, Field(ge=0, le=2, description="0 is greedy")] = None
-    top_p: Annotated[Number | None, Field(gt=0, le=1, description="nucleus sampling")] = None
     tools: Annotated[
         Any,
         WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}]}),
@@ -96,7 +94,6 @@ class ResponsesRequest(BaseModel):
         WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]}),
         Field(description="format of the answer"),
     ] = None
-    stream: StrictBool | None = Field(None, description="server-sent events")
     include: Annotated[
         Any,
         WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]}),
@@ -111,18 +108,6 @@ class ResponsesRequest(BaseModel):
         json_schema_extra={"maxProperties": MOST_METADATA},
     )
     user: str | None = Field(None, description="told again in the answer")
-    # What OpenAI does not have, by the names of vLLM.
-    top_k: Annotated[Whole | None, Field(ge=-1, le=1 << 30, description="the k likeliest tokens; -1 or 0: all")] = None
-    min_p: Annotated[Number | None, Field(ge=0, le=1, description="least share of the likeliest token's chance")] = None
-    seed: Annotated[Whole | None, Field(ge=-(1 << 63), lt=1 << 63, description="same seed, same text")] = None
-    min_tokens: Annotated[Whole | None, Field(ge=0, description="no end before so many tokens")] = None
-    ignore_eos: StrictBool | None = Field(None, description="go on behind the model's end token")
-    priority: Annotated[
-        Whole | None, Field(ge=-(1 << 31), lt=1 << 31, description="lower is served first where memory is short")
-    ] = None
-    cache_salt: Annotated[
-        str | None, Field(min_length=1, max_length=256, description="caches are shared within the same salt only")
-    ] = None
     mm_processor_kwargs: dict[str, Any] | None = Field(None, description="of the model's image processor, as for chat")
     # Refused; see REFUSED.
     previous_response_id: Any = Field(None, description=REFUSED["previous_response_id"])

@@ -4,8 +4,9 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.web import QuietHandler, WebServer
 
 Reply = tuple[int, dict[str, str], Any]
 Script = Callable[[str, int], Reply]  # of the question's text and how often it has come before
@@ -15,16 +16,14 @@ def echo(text: str, before: int) -> Reply:
     return 200, {}, {"choices": [{"message": {"content": f"to {text}"}}]}
 
 
-class CountingServer:
-    """A context; runs on threads of its own."""
-
+class CountingServer(WebServer):
     def __init__(self, script: Script = echo) -> None:
         self.asked: Counter[str] = Counter()
         self.keys: set[str | None] = set()
         self.most_at_once = 0
         lock, at_once = threading.Lock(), [0]
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(handler) -> None:
@@ -38,30 +37,6 @@ class CountingServer:
                 status, headers, answer = script(body["question"], before)
                 with lock:
                     at_once[0] -= 1
-                data = json.dumps(answer).encode()
-                handler.send_response(status)
-                for name, value in {"x-request-id": "r", "content-length": str(len(data)), **headers}.items():
-                    handler.send_header(name, value)
-                handler.end_headers()
-                handler.wfile.write(data)
+                handler.answer(status, {"x-request-id": "r", **headers}, json.dumps(answer).encode())
 
-            def log_message(handler, format: str, *args: object) -> None:
-                """Quiet."""
-
-            def handle(handler) -> None:
-                try:
-                    super().handle()
-                except OSError:
-                    pass  # the batch was killed
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-
-    def __enter__(self) -> "CountingServer":
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(Handler)

@@ -1,14 +1,13 @@
 """One cluster per variation, shared by all tests that want it."""
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.journey.clusters import Clusters, Running, Variation
 from tests.journey.conversations import picture, png
+from tests.web import QuietHandler, WebServer
 from triptych.cluster.runtime import RayRuntime
 
 
@@ -49,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=order)
 
 
-class _Pictures(BaseHTTPRequestHandler):
+class _Pictures(QuietHandler):
     """Serves /SEED.png."""
 
     def do_GET(self) -> None:
@@ -57,23 +56,11 @@ class _Pictures(BaseHTTPRequestHandler):
         if not seed.isdigit():
             self.send_error(404)
             return
-        body = png(picture(int(seed), (112, 84)))
-        self.send_response(200)
-        self.send_header("content-type", "image/png")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        self.answer(200, {"content-type": "image/png"}, png(picture(int(seed), (112, 84))))
 
 
 @pytest.fixture(scope="session")
 def image_server() -> Iterator[str]:
     """Address of a loopback web server with pictures."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Pictures)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with WebServer(_Pictures) as server:
+        yield server.url
