@@ -37,6 +37,8 @@ def check(rows: DecodeRows, branches: Sequence[DecodeSequence], before: Sequence
     assert told.slots.tolist() == [each.blocks[at // BLOCK] * BLOCK + at % BLOCK for at, each in pairs]
     assert told.width == max((at // BLOCK + 1 for at in positions), default=0)
     assert [draw.choice for draw in told.draws] == [each.choice for each in branches]
+    assert list(told.histories) == [each.history for each in branches]
+    assert len(set(told.histories)) == len(branches), "no two branches have one history"
     table = rows.table(len(branches) + 3, told.width + 40)
     for line, each in zip(table, branches, strict=False):
         assert line.tolist() == [*each.blocks, *[0] * (len(line) - len(each.blocks))]

@@ -61,6 +61,7 @@ class Flat:
     logits_at: Int64Array  # [asked]
     query_lengths: tuple[int, ...]
     kv_lengths: tuple[int, ...]
+    histories: tuple[int, ...]
 
     @property
     def arrays(self) -> list[Int64Array]:
@@ -70,7 +71,8 @@ class Flat:
     def inputs(self, shipped: Sequence[Tensor]) -> tuple[Tensor, PagedInputs]:
         """Token ids [tokens], and where they stand, of `arrays` on the device."""
         token_ids, positions, slots, tables, logits_at = shipped
-        return token_ids, PagedInputs(positions, slots, self.query_lengths, self.kv_lengths, tables, logits_at)
+        told = positions, slots, self.query_lengths, self.kv_lengths, tables, logits_at
+        return token_ids, PagedInputs(*told, histories=self.histories)
 
 
 def flatten(rows: Rows, table: Callable[[int, int], Int32Array], stretches: Sequence[Stretch], block_size: int) -> Flat:
@@ -93,6 +95,7 @@ def flatten(rows: Rows, table: Callable[[int, int], Int32Array], stretches: Sequ
         logits_at=np.concatenate([np.arange(count), np.array(asked, dtype=np.int64)]),
         query_lengths=(*((1,) * count), *lengths),
         kv_lengths=(*(rows.positions + 1).tolist(), *(stretch.end for stretch in stretches)),
+        histories=(*rows.histories, *((0,) * len(stretches))),
     )
 
 

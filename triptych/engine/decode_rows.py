@@ -27,6 +27,7 @@ class Rows:
     slots:     [n] int64  block_id * block_size + offset, where its K and V go
     width:     most blocks that any of them uses
     draws:     of the tokens that follow
+    histories: [n]  of each one's KV; see PagedInputs
     """
 
     token_ids: Int64Array
@@ -36,6 +37,7 @@ class Rows:
     slots: Int64Array
     width: int
     draws: Sequence[Draw]
+    histories: Sequence[int]
 
     @property
     def count(self) -> int:
@@ -81,6 +83,7 @@ class DecodeRows:
             slots=blocks * self._block_size + positions % self._block_size,
             width=int(places.max()) + 1 if count else 0,
             draws=self._draws[:count],
+            histories=[branch.history for branch in branches],
         )
 
     def table(self, rows: int, width: int) -> Int32Array:

@@ -1,5 +1,6 @@
 """One request's place in the engine: how far its prompt is computed, which blocks it reserved, what it has said."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -240,6 +241,7 @@ class DecodeSequence:
     rank: tuple[int, int] = (0, 0)
     is_alone: bool = False
     matcher: GrammarMatcher | None = None
+    history: int = field(default_factory=itertools.count(1).__next__)  # names its KV; see PagedInputs
 
     prompt_tokens: int = field(init=False)
     rope_delta: int = field(init=False)

@@ -45,6 +45,7 @@ class PagedInputs:
     block_tables: Tensor  # [sequences, most blocks] int64, rows padded with 0
     logits_at: Tensor  # [asked] int64  token indices whose logits are wanted
     deepstack: Tensor | None = None  # [levels - 1, tokens, hidden]  rows added behind early layers; 0 at text
+    histories: tuple[int, ...] = ()  # of each sequence, a number that names all its KV, past and to come; 0: untold
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,8 @@
 """Paged attention by torch's scaled_dot_product_attention: on any device, and the measure of other implementations.
 
 Blocks are copied together for each layer, then each sequence attends over its own: those with one new token (decode)
-in batches, longer ones (prompt chunks) one by one; in float32 on the CPU those by cpu_chunks.py.
+in batches, longer ones (prompt chunks) one by one; in float32 on the CPU those by cpu_chunks.py, and the former, where
+it is told what their histories are, by bag_decode.py.
 """
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from triptych.models.attention import cpu_chunks
+from triptych.models.attention.bag_decode import BagDecode, BagStep
 from triptych.models.attention.base import AttentionShape
 from triptych.models.attention.sdpa_step import Chunk, DecodeGroup, SlabShape, index_step
 from triptych.models.base import DecodeInputs, PagedInputs
@@ -23,10 +25,12 @@ class SdpaAttention:
 
     def __init__(self, shape: AttentionShape) -> None:
         self._shape = shape
+        self._bags = BagDecode(shape)
 
     def step(self, inputs: PagedInputs, kv_slab: Tensor) -> "SdpaStep":
         """As Attention.step; whatever lies in the slab where nothing was written does no harm."""
-        return SdpaStep(inputs, kv_slab, self._shape.dtype, self._shape.scale)
+        bags = self._bags.step(inputs, kv_slab) if inputs.histories and self._bags.takes(kv_slab) else None
+        return SdpaStep(inputs, kv_slab, self._shape.dtype, self._shape.scale, bags)
 
     def decode_step(self, inputs: DecodeInputs, kv_slab: Tensor) -> "_PaddedStep":
         """As Attention.decode_step. Waits for the device."""
@@ -47,8 +51,13 @@ class SdpaAttention:
 class SdpaStep:
     """One forward step over a KV slab, shared by all layers: an AttentionStep."""
 
-    def __init__(self, inputs: PagedInputs, kv_slab: Tensor, dtype: torch.dtype, scale: float) -> None:
-        """kv_slab: [blocks, layers, 2, block_size, kv_heads, head_size], contiguous; dtype: of queries and results."""
+    def __init__(
+        self, inputs: PagedInputs, kv_slab: Tensor, dtype: torch.dtype, scale: float, bags: BagStep | None = None
+    ) -> None:
+        """kv_slab: [blocks, layers, 2, block_size, kv_heads, head_size], contiguous; dtype: of queries and results.
+
+        bags: what of the step is attended to there
+        """
         blocks, layers, _, block_size, kv_heads, head_size = kv_slab.shape
         self._slab = SlabShape(blocks, layers, block_size, kv_heads, head_size)
         self._kv_dtype = kv_slab.dtype
@@ -57,14 +66,17 @@ class SdpaStep:
         self._planes = moved.view(-1, block_size * kv_heads * head_size)
         self._dtype = dtype
         self._scale = scale
-        indices = index_step(inputs, self._slab, dtype)
+        indices = index_step(inputs, self._slab, dtype, bags.rows if bags is not None else ())
         self._decodes, self._chunks = indices.decodes, indices.chunks
+        self._bags, self._batches = bags, bags.batches if bags is not None else ()
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """As AttentionStep.attend."""
-        decodes, chunks = self._decodes, self._chunks
-        if len(decodes) == 1 and not chunks:
+        decodes, chunks, batches = self._decodes, self._chunks, self._batches
+        if len(decodes) == 1 and not (chunks or batches):
             return self._attend_decodes(decodes[0], layer, query)
+        if self._bags is not None and len(batches) == 1 and batches[0].count == len(query):
+            return self._bags.attend(batches[0], layer, query, key)
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for chunk in chunks:
             if chunk.planes is None:
@@ -74,6 +86,10 @@ class SdpaStep:
             output[chunk.tokens] = _attend_chunk(chunk, query[chunk.tokens], keys, values, self._scale)
         for group in decodes:
             output[group.tokens] = self._attend_decodes(group, layer, query[group.tokens])
+        if self._bags is not None:
+            for batch in batches:
+                tokens = batch.tokens
+                output[tokens] = self._bags.attend(batch, layer, query[tokens], key[tokens])
         return output
 
     def _attend_decodes(self, group: DecodeGroup, layer: int, query: Tensor) -> Tensor:
@@ -112,9 +128,11 @@ def _attend_chunk(chunk: Chunk, query: Tensor, keys: Tensor, values: Tensor, sca
     if cpu_chunks.takes(query, chunk.kv_length):
         return cpu_chunks.attend_chunk(query, keys, values, scale)
     share = query.shape[1] // keys.shape[1]
-    keys, values = (each.repeat_interleave(share, dim=1) for each in (keys, values))
+    is_shared = share > 1 and query.device.type == "cpu"  # by torch itself, which elsewhere may not be able to
+    if share > 1 and not is_shared:
+        keys, values = (each.repeat_interleave(share, dim=1) for each in (keys, values))
     queries, keys, values = (each.transpose(0, 1)[None] for each in (query, keys, values))
     attended = functional.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=chunk.mask, is_causal=chunk.mask is None, scale=scale
+        queries, keys, values, attn_mask=chunk.mask, is_causal=chunk.mask is None, scale=scale, enable_gqa=is_shared
     )
     return attended[0].transpose(0, 1)

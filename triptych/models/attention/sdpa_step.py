@@ -4,6 +4,7 @@ Everything Python decides by is host numbers; what the device needs is shipped w
 """
 
 import importlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,10 +78,15 @@ class StepIndices:
     chunks: tuple[Chunk, ...]
 
 
-def index_step(inputs: PagedInputs, slab: SlabShape, dtype: torch.dtype) -> StepIndices:
-    """Indices of one step; dtype is the model's. Nothing waits for the device."""
+def index_step(
+    inputs: PagedInputs, slab: SlabShape, dtype: torch.dtype, elsewhere: Collection[int] = ()
+) -> StepIndices:
+    """Indices of one step; dtype is the model's. Nothing waits for the device.
+
+    elsewhere: rows with one new token that are attended to by others
+    """
     lengths = np.array(inputs.query_lengths)
-    singles = np.flatnonzero(lengths == 1)
+    singles = np.array([row for row in np.flatnonzero(lengths == 1).tolist() if row not in elsewhere], dtype=np.int64)
     ends = np.cumsum(lengths)
     chunks = tuple(_chunk(inputs, int(row), int(ends[row]), slab, dtype) for row in np.flatnonzero(lengths != 1))
     batches = _batches(inputs, singles, slab, dtype)
