@@ -20,6 +20,7 @@ from triptych.router.commons import Commons
 from triptych.router.connection import connection_class
 from triptych.router.link import KnownWorker
 from triptych.router.router import Router
+from triptych.router.threads import media_threads
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +122,7 @@ class RouterServer:
 
     async def _run(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_default_executor(media_threads())
         self._router = Router(self.settings, self._card, self._workers, commons=self._commons, index=self._index)
         apps = build_apps(self._router)
         self._server = _Server(self._config(apps.main, "on"), self._ready, self._acceptor)

@@ -1,6 +1,15 @@
 """Threads for what would hold up the event loop; one kind of work does not make another kind wait."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+
+_MOST_MEDIA_THREADS = 8
+
+
+def media_threads() -> ThreadPoolExecutor:
+    """The event loop's own, which hash and decode what is too large for it; Python would make up to 32 of them."""
+    count = min(len(os.sched_getaffinity(0)) // 2, _MOST_MEDIA_THREADS)
+    return ThreadPoolExecutor(max(2, count), thread_name_prefix="media")
 
 
 class WorkThreads:

@@ -67,7 +67,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--encoders", type=int, help="encoder workers (default: 1)")
     parser.add_argument("--prefills", type=int, help="prefill workers (default: 1)")
     parser.add_argument("--decodes", type=int, help="decode workers (default: 1)")
-    parser.add_argument("--routers", type=int, help="router processes behind the port (default: one for each 4 cores, at most 4)")
+    parser.add_argument("--routers", type=int, help="router processes behind the port (default: 1)")
     parser.add_argument("--chat-template", metavar="FILE", help="a template in place of the model's own")
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one (default: 8000)")

@@ -43,7 +43,7 @@ class ServeSettings:
     encoders: int = 1
     prefills: int = 1
     decodes: int = 1
-    routers: int = 0  # processes behind one port, sharing what the server may hold; 0: one for each 4 cores, up to 4
+    routers: int = 1  # processes behind one port; what the server may hold is shared among them
     device: str = "auto"  # auto, cpu, cuda
     dtype: str = "auto"  # auto: float32 on the CPU, the checkpoint's own on CUDA
     load_format: str = "auto"  # auto: weights from the folder; dummy: random ones, of a folder without (for measuring)
@@ -57,9 +57,8 @@ class ServeSettings:
         _require_choice("serve.device", self.device, ("auto", "cpu", "cuda"))
         _require_choice("serve.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         _require_choice("serve.load_format", self.load_format, ("auto", "dummy"))
-        for name in ("encoders", "prefills", "decodes"):
+        for name in ("encoders", "prefills", "decodes", "routers"):
             _require(getattr(self, name) >= 1, f"serve.{name}", getattr(self, name), "at least 1")
-        _require(self.routers >= 0, "serve.routers", self.routers, "0 (the default) or more")
         _require(self.cpu_threads >= 0, "serve.cpu_threads", self.cpu_threads, "0 (the default) or more")
         _require(0 < self.gpu_share <= 1, "serve.gpu_share", self.gpu_share, "in (0, 1]")
 

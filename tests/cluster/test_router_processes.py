@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from triptych.cluster.routers import RouterProcesses, usual_routers
+from triptych.cluster.routers import RouterProcesses
 from triptych.config import RouterSettings, ServeSettings, Settings
 from triptych.errors import ConfigError
 
@@ -33,11 +33,6 @@ routers.start()
 print(routers.metrics_folder, *routers.pids(30.0), flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.mark.parametrize(("cores", "count"), [(1, 1), (2, 1), (7, 1), (8, 2), (16, 4), (192, 4)])
-def test_without_a_number_there_is_a_router_for_each_four_cores_up_to_four(cores: int, count: int) -> None:
-    assert usual_routers(cores) == count
 
 
 def test_routers_end_with_a_supervisor_that_is_killed() -> None:

@@ -6,13 +6,11 @@ a router dies is taken by the others, or by the one that takes its place.
 
 import contextlib
 import logging
-import os
 import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from triptych.cluster.actors import WorkerAddress
@@ -26,8 +24,6 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.02
 _WATCH_SECONDS = 0.1
-_CORES_OF_ONE = 4  # a router parses and hashes requests of many images, and keeps one core busy at most
-_MOST_BY_CORES = 4
 _STOP_SECONDS = 12.0  # longer than a router takes for the answers that are being written
 
 
@@ -39,7 +35,7 @@ class RouterProcesses:
 
     def __init__(self, settings: Settings, progress: Callable[[str], None], show_logs: bool = False) -> None:
         """show_logs: let what they log go where this process's does. Raises ConfigError where the port is taken."""
-        self._settings = settings = _counted(settings)
+        self._settings = settings
         self._listener = bound(settings.router.host, settings.router.port)
         self.port: int = self._listener.getsockname()[1]
         self.metrics_folder = tempfile.mkdtemp(prefix="triptych-routers-") if settings.serve.routers > 1 else ""
@@ -154,15 +150,3 @@ def _told(worker: WorkerAddress) -> dict[str, Any]:
         "incarnation": worker.endpoint.incarnation,
         "roles": sorted(worker.roles),
     }
-
-
-def _counted(settings: Settings) -> Settings:
-    """With a number of routers, where it was left to this machine's cores."""
-    if settings.serve.routers:
-        return settings
-    return replace(settings, serve=replace(settings.serve, routers=usual_routers(len(os.sched_getaffinity(0)))))
-
-
-def usual_routers(cores: int) -> int:
-    """How many routers a machine with so many cores has where nobody says how many."""
-    return max(1, min(cores // _CORES_OF_ONE, _MOST_BY_CORES))
