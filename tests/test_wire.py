@@ -78,6 +78,14 @@ def test_refs_come_out_of_the_wire_as_they_went_in() -> None:
     assert wire.kv_ref_from_pb(wire.kv_ref_to_pb(kv)) == kv
 
 
+def test_a_claim_on_blocks_of_which_some_have_no_generation_is_refused() -> None:
+    kv = KVRef(new_claim_id(), OWNER, (BlockRef(1, 1), BlockRef(2, 1)), 0, 32, (Shard(0, 2, 0),), "bfloat16", b"", 30.0)
+    message = wire.kv_ref_to_pb(kv)
+    message.generations.pop()
+    with pytest.raises(InvalidRecord, match="2 KV blocks tells 1 generations"):
+        wire.kv_ref_from_pb(message)
+
+
 @pytest.mark.parametrize("grammar", [None, Grammar("json_object", ""), Grammar("regex", "ä+")])
 def test_sampling_comes_out_of_the_wire_with_its_grammar(grammar: Grammar | None) -> None:
     sampling = Sampling(grammar=grammar, stop_token_ids=(2,), logit_bias={5: 1.5})

@@ -11,7 +11,7 @@ The values here are frozen and check themselves; the same words name them in pro
 import enum
 import secrets
 from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 import numpy as np
 import numpy.typing as npt
@@ -245,9 +245,8 @@ class EmbeddingRef:
         _require_distinct(self.shards)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockRef:
-    """One KV block and the generation it had when its claim was made."""
+class BlockRef(NamedTuple):
+    """One KV block and the generation it had when its claim was made. A tuple: a long prompt has thousands of them."""
 
     id: int
     generation: int

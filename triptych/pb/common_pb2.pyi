@@ -156,19 +156,11 @@ class EmbeddingRef(_message.Message):
     checksum: bytes
     def __init__(self, claim_id: _Optional[bytes] = ..., owner: _Optional[_Union[Endpoint, _Mapping]] = ..., item_digest: _Optional[bytes] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., levels: _Optional[int] = ..., generation: _Optional[int] = ..., event: _Optional[int] = ..., lease_ms: _Optional[int] = ..., checksum: _Optional[bytes] = ...) -> None: ...
 
-class BlockRef(_message.Message):
-    __slots__ = ("id", "generation")
-    ID_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    id: int
-    generation: int
-    def __init__(self, id: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
-
 class KVRef(_message.Message):
-    __slots__ = ("claim_id", "owner", "blocks", "tokens_begin", "tokens_end", "shards", "dtype", "kv_layout", "event", "lease_ms", "checksum", "levels", "block_size")
+    __slots__ = ("claim_id", "owner", "block_ids", "tokens_begin", "tokens_end", "shards", "dtype", "kv_layout", "event", "lease_ms", "checksum", "levels", "block_size", "generations")
     CLAIM_ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_BEGIN_FIELD_NUMBER: _ClassVar[int]
     TOKENS_END_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -179,9 +171,10 @@ class KVRef(_message.Message):
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     claim_id: bytes
     owner: Endpoint
-    blocks: _containers.RepeatedCompositeFieldContainer[BlockRef]
+    block_ids: _containers.RepeatedScalarFieldContainer[int]
     tokens_begin: int
     tokens_end: int
     shards: _containers.RepeatedCompositeFieldContainer[Shard]
@@ -192,7 +185,8 @@ class KVRef(_message.Message):
     checksum: bytes
     levels: int
     block_size: int
-    def __init__(self, claim_id: _Optional[bytes] = ..., owner: _Optional[_Union[Endpoint, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[BlockRef, _Mapping]]] = ..., tokens_begin: _Optional[int] = ..., tokens_end: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., dtype: _Optional[str] = ..., kv_layout: _Optional[bytes] = ..., event: _Optional[int] = ..., lease_ms: _Optional[int] = ..., checksum: _Optional[bytes] = ..., levels: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, claim_id: _Optional[bytes] = ..., owner: _Optional[_Union[Endpoint, _Mapping]] = ..., block_ids: _Optional[_Iterable[int]] = ..., tokens_begin: _Optional[int] = ..., tokens_end: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., dtype: _Optional[str] = ..., kv_layout: _Optional[bytes] = ..., event: _Optional[int] = ..., lease_ms: _Optional[int] = ..., checksum: _Optional[bytes] = ..., levels: _Optional[int] = ..., block_size: _Optional[int] = ..., generations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TopLogprob(_message.Message):
     __slots__ = ("id", "logprob")

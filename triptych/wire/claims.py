@@ -1,6 +1,6 @@
 """Claim tickets and where their owners answer, to messages and back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from triptych import journey
 from triptych.errors import InvalidRecord
@@ -28,6 +28,12 @@ def _claim_id(data: bytes) -> ClaimId:
     if len(data) != journey.ID_BYTES:
         raise InvalidRecord(f"claim id has {len(data)} bytes, expected {journey.ID_BYTES}")
     return ClaimId(data)
+
+
+def _blocks(ids: Sequence[int], generations: Sequence[int]) -> tuple[BlockRef, ...]:
+    if len(ids) != len(generations):
+        raise InvalidRecord(f"a claim on {len(ids)} KV blocks tells {len(generations)} generations, expected one each")
+    return tuple(map(BlockRef, ids, generations))
 
 
 def claim_ids_from_pb(ids: Iterable[bytes]) -> list[ClaimId]:
@@ -72,7 +78,8 @@ def kv_ref_to_pb(ref: KVRef) -> pb.KVRef:
     return pb.KVRef(
         claim_id=ref.claim_id,
         owner=endpoint_to_pb(ref.owner),
-        blocks=[pb.BlockRef(id=block.id, generation=block.generation) for block in ref.blocks],
+        block_ids=[block.id for block in ref.blocks],
+        generations=[block.generation for block in ref.blocks],
         tokens_begin=ref.tokens_begin,
         tokens_end=ref.tokens_end,
         shards=[_shard_to_pb(shard) for shard in ref.shards],
@@ -90,7 +97,7 @@ def kv_ref_from_pb(message: pb.KVRef) -> KVRef:
     return KVRef(
         claim_id=_claim_id(message.claim_id),
         owner=endpoint_from_pb(message.owner),
-        blocks=tuple(BlockRef(block.id, block.generation) for block in message.blocks),
+        blocks=_blocks(message.block_ids, message.generations),
         tokens_begin=message.tokens_begin,
         tokens_end=message.tokens_end,
         shards=tuple(_shard_from_pb(shard) for shard in message.shards),
