@@ -34,11 +34,12 @@ class Fleet:
         settings: RouterSettings,
         fingerprint: bytes,
         metrics: RouterMetrics,
-        workers: Sequence[KnownWorker] = (),
+        workers: Sequence[KnownWorker] | None = (),
         *,
         media_by_memfd: bool = True,
         restart_patience_seconds: float = RESTART_PATIENCE_SECONDS,
     ) -> None:
+        """workers: None where `update` will tell: until then any may be coming"""
         self.router_id = secrets.token_hex(8)
         self.snapshot = Snapshot.of(())
         self._patience_seconds = min(settings.stage_timeout_seconds, restart_patience_seconds)
@@ -50,7 +51,8 @@ class Fleet:
             *(self.router_id, fingerprint, settings.status_interval_seconds, probe, nonce),
             settings.status_timeout_seconds,
         )
-        self._known: dict[str, KnownWorker] = {worker.worker_id: worker for worker in workers}
+        self._is_told = workers is not None
+        self._known: dict[str, KnownWorker] = {worker.worker_id: worker for worker in workers or ()}
         self._links: dict[str, WorkerLink] = {}
         self._rows: list[WorkerLink] = []
         self._seen: set[Role] = set()  # roles that have had a ready worker
@@ -63,7 +65,8 @@ class Fleet:
 
     async def start(self) -> None:
         self._running = True
-        self.update(list(self._known.values()))
+        if self._is_told:
+            self.update(list(self._known.values()))
 
     async def stop(self) -> None:
         self._running = False
@@ -81,6 +84,7 @@ class Fleet:
         Another process under a known id ends the link at once. A worker that is missing gets nothing new, but keeps
         what it has while it answers: a list that was made in haste must not end requests.
         """
+        self._is_told = True
         before, self._known = self._known, {worker.worker_id: worker for worker in workers}
         if not self._running or (self._links and self._known == before):
             return
@@ -119,8 +123,8 @@ class Fleet:
             raise NoWorker(f"no {role} worker is ready, after {self._patience_seconds:g} s of waiting") from None
 
     def _may_come(self, role: Role) -> bool:
-        """Whether a worker that was named, of this role or of unknown ones, has not answered yet."""
-        return any(
+        """Whether none was named yet, or one of this role or of unknown ones that has not answered yet."""
+        return not self._is_told or any(
             link.state is LinkState.UNKNOWN and (not link.roles or role in link.roles) for link in self._links.values()
         )
 

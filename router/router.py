@@ -36,7 +36,7 @@ class Router:
         self,
         settings: Settings,
         card: ModelCard,
-        workers: Sequence[KnownWorker] = (),
+        workers: Sequence[KnownWorker] | None = (),
         *,
         media_by_memfd: bool = True,
         commons: Commons | None = None,

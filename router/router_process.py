@@ -100,7 +100,7 @@ def _start(task: Mapping[str, Any], listener: socket.socket) -> RouterServer:
     commons = None
     if task["count"] > 1:
         commons = Commons(task["count"], settings.router.media_names_bytes, task["commons"])
-    server = RouterServer(settings, card, listener=listener, commons=commons, index=task["index"])
+    server = RouterServer(settings, card, workers=None, listener=listener, commons=commons, index=task["index"])
     server.start()
     settle()
     return server

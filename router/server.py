@@ -37,13 +37,14 @@ class RouterServer:
         self,
         settings: Settings,
         card: ModelCard,
-        workers: Sequence[KnownWorker] = (),
+        workers: Sequence[KnownWorker] | None = (),
         listener: socket.socket | None = None,
         commons: Commons | None = None,
         index: int = 0,
     ) -> None:
         """listener: bound already, and owned by this from now on; None: one is made, as the settings say
 
+        workers: None where `update` will tell of them
         commons: with other routers, which listen on it as well; index: this one's place among them
         """
         self._commons = commons
@@ -52,7 +53,7 @@ class RouterServer:
         self.settings = settings
         self._listener = listener
         self._card = card
-        self._workers = list(workers)
+        self._workers = workers
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: uvicorn.Server | None = None

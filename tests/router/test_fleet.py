@@ -105,6 +105,22 @@ async def test_bookings_count_until_a_report_covers_them() -> None:
         assert (await fleet.prefill_for()) is first
 
 
+async def test_a_router_that_was_told_of_nobody_yet_waits_until_it_is() -> None:
+    late = worker("late")
+    await late.start()
+    fleet = Fleet(QUICK, PRINT, RouterMetrics(), None, media_by_memfd=False, restart_patience_seconds=5.0)
+    await fleet.start()
+    try:
+        waiting = asyncio.create_task(fleet.wait_ready(Role.DECODE))
+        await asyncio.sleep(0.05)
+        assert not waiting.done(), "a request that comes ahead of the list of workers is not refused"
+        fleet.update([late.known])
+        await asyncio.wait_for(waiting, 5.0)
+    finally:
+        await fleet.stop()
+        await late.kill()
+
+
 async def test_a_role_nobody_ever_had_fails_at_once() -> None:
     async with fleet_of(worker("e", frozenset({Role.ENCODE}))) as fleet:
         await until(lambda: fleet.is_ready(Role.ENCODE))

@@ -14,6 +14,7 @@ the tenant's salt, in an encoding in which no two different values share their b
 All other numbers are big-endian. A new meaning gets a new version in the domain, never the old digests.
 """
 
+import functools
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -63,7 +64,7 @@ def item_digest(
             raise InvalidRecord(f"{name} has {len(value)} bytes, expected {DIGEST_BYTES}")
     # Five values of a list: as `encode_canonical` has them, which goes by what it meets and takes thrice as long.
     values = (_encode_bytes(source), _encode_map(options), _encode_bytes(fingerprint), _encode_bytes(salt))
-    encoded = _ITEM_BEGIN + b"".join(values)
+    encoded = _item_begin(ITEM_DOMAIN) + b"".join(values)
     return _with_client_id(bytes(blake3(encoded).digest()), client_id)
 
 
@@ -146,4 +147,7 @@ def _with_length(payload: bytes) -> bytes:
     return struct.pack(">Q", len(payload)) + payload
 
 
-_ITEM_BEGIN = b"\x20" + struct.pack(">Q", 5) + _encode_text(ITEM_DOMAIN)
+@functools.cache
+def _item_begin(domain: str) -> bytes:
+    """Of a list of five values, the first of which is the domain."""
+    return b"\x20" + struct.pack(">Q", 5) + _encode_text(domain)
