@@ -23,15 +23,22 @@ def options() -> configparser.SectionProxy:
     return parser["Service"]
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
-def test_systemd_finds_no_fault(tmp_path: Path) -> None:
-    """With a program and a user that are here; those of the file are made when it is installed."""
-    text = UNIT.read_text().replace(PROGRAM, sys.executable).replace("=triptych\n", "=root\n", 2)
-    unit = tmp_path / "triptych.service"
-    unit.write_text(text)
+def told_by_systemd(folder: Path, text: str) -> list[str]:
+    """Faults of the unit, with a program and a user that are here; those of the file are made when it is installed."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not here")
+    unit = folder / "triptych.service"
+    unit.write_text(text.replace(PROGRAM, sys.executable).replace("=triptych\n", "=root\n", 2))
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, timeout=60)
-    ours = [line for line in done.stderr.splitlines() if "triptych.service" in line]
-    assert ours == []
+    return [line for line in done.stderr.splitlines() if "triptych.service" in line]
+
+
+def test_systemd_finds_no_fault(tmp_path: Path) -> None:
+    assert told_by_systemd(tmp_path, UNIT.read_text()) == []
+
+
+def test_systemd_finds_an_option_that_is_none(tmp_path: Path) -> None:
+    assert "LimitNOFLIE" in " ".join(told_by_systemd(tmp_path, UNIT.read_text().replace("LimitNOFILE", "LimitNOFLIE")))
 
 
 def test_it_runs_as_nobody_who_may_more() -> None:
