@@ -1,5 +1,6 @@
 # make serve       start the embedded model on http://127.0.0.1:8000 (ARGS="--port 9000" and more: triptych serve --help)
 # make test        all tests that need no GPU (ARGS="-k sampling")
+# make test-cluster  a Ray over two hosts made of namespaces (root, iproute2): takes three minutes
 # make check       lint, format, types
 # make soak        three tiers under load for half an hour: does what they hold stay where it is? (ARGS="--seconds 180")
 # make nightly     what takes a night: each process killed and stopped at each step 300 times, then the soak
@@ -26,7 +27,7 @@ STAMP  := $(VENV)/.installed
 FONTS  := font-caladea font-fredoka-one font-hanken-grotesk font-manrope font-source-sans-pro font-source-serif-pro matplotlib
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test soak nightly check demo bench bench-peer bench-router bench-encoder bench-h200 bench-handoff load-aiperf load-guidellm test-gpu tiny-vl eval proto links clean
+.PHONY: help serve test test-cluster soak nightly check demo bench bench-peer bench-router bench-encoder bench-h200 bench-handoff load-aiperf load-guidellm test-gpu tiny-vl eval proto links clean
 .DELETE_ON_ERROR:
 
 help:
@@ -44,7 +45,10 @@ serve: $(STAMP)
 	$(BIN)/triptych serve $(ARGS)
 
 test: $(STAMP) links
-	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not cluster" $(ARGS)
+
+test-cluster: $(STAMP) links
+	$(BIN)/python -m pytest -m cluster tests/two_hosts $(ARGS)
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak $(ARGS)

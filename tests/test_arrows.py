@@ -41,6 +41,7 @@ ARROWS: Mapping[str, set[str]] = {
     "cluster": TIER - {"wire", "pb"} | {"services", "router", "client", "json_lines"},
     "json_lines": set(),
     "batch": {"errors"},
+    "doctor": BASE | {"transfer"},
     "loadgen": {"errors", "config"},
     "client": {"errors", "config"},
     "cli": {"errors", "config"},  # loads the chosen command's module by name
@@ -67,6 +68,7 @@ BANNED: Mapping[str, set[str]] = {
     "router": {"ray", "PIL"} | DEVICES,
     "json_lines": FRAMEWORKS | DEVICES | {"PIL", "numpy"},
     "batch": FRAMEWORKS | DEVICES | {"PIL", "numpy"},
+    "doctor": FRAMEWORKS | {"transformers", "torchvision"},
     "loadgen": FRAMEWORKS | DEVICES,
     "client": FRAMEWORKS | DEVICES,
     "cli": FRAMEWORKS | DEVICES | {"numpy"},
@@ -106,6 +108,7 @@ OPTIONAL_HARDWARE = {"cuda", "triton", "nixl_cu13", "flashinfer", "pynvml"}
 BY_NAME = {"import_module", "__import__"}
 LATE = {
     *("cli", "cluster.actors"),  # the chosen command's module; what a Ray actor loads in its own process
+    "doctor.child",  # the one check that this process is for
     # A worker's roles; the vision tower's half, and the modules of transformers; torch's compiler: seconds of a start.
     *("cluster.roles", "models.loading", "models.qwen2_5_vl.decoders"),
     *("models.attention.sdpa_step", "models.attention.choice"),

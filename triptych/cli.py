@@ -1,4 +1,4 @@
-"""The `triptych` command: serve, ask, status, bench, batch, demo. Parses, then loads what the chosen command needs."""
+"""The `triptych` command. Parses, then loads what the chosen command needs."""
 
 import argparse
 import importlib
@@ -16,6 +16,7 @@ COMMANDS = {
     "demo": "triptych.cluster.demo:run",
     "ask": "triptych.client:run_ask",
     "status": "triptych.client:run_status",
+    "doctor": "triptych.doctor.command:run",
     "bench": "triptych.loadgen.command:run",
     "keys": "triptych.router.key_command:run",
     "batch": "triptych.batch.command:run",
@@ -44,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_demo(commands.add_parser("demo", help="start a server, ask about the pictures in tests/data"))
     _add_ask(commands.add_parser("ask", help="ask a running server, with or without pictures"))
     _add_status(commands.add_parser("status", help="the live cluster as a table"))
+    _add_doctor(commands.add_parser("doctor", help="is this machine fit for a server, and if not, what to do"))
     _add_bench(commands.add_parser("bench", help="load a server and measure it"))
     _add_batch(commands.add_parser("batch", help="answer a file of requests, in OpenAI's batch format"))
     _add_keys(commands.add_parser("keys", help="API keys for a server's file of keys"))
@@ -123,6 +125,17 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
     told = f"the server, at its admin port if it has one (default: {DEFAULT_URL})"
     parser.add_argument("--url", default=DEFAULT_URL, help=told)
     parser.add_argument("--api-key", default="")
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Exit status 1 where a check fails. Nothing is changed, and no check can hang: each has a limit."
+    )
+    parser.add_argument("--json", action="store_true", help="findings as JSON, for machines")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="what workers shall run on (default: auto)")
+    parser.add_argument("--config", type=Path, help="the server's TOML file: its ports, limits and shares are checked")
+    parser.add_argument("--peer", metavar="URL", help="an HTTP server of another node, whose clock is compared")
+    parser.add_argument("--only", action="append", default=[], metavar="CHECK", help="this check; may be repeated")
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:

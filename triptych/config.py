@@ -48,6 +48,8 @@ class ServeSettings:
     dtype: str = "auto"  # auto: float32 on the CPU, the checkpoint's own on CUDA
     load_format: str = "auto"  # auto: weights from the folder; dummy: random ones, of a folder without (for measuring)
     gpu_share: float = 0.9  # of each GPU's total memory, over all workers placed on it
+    gpus_per_worker: float = 0.0  # that each worker asks Ray for; 0: an equal share of those that are there at start
+    pin_tiers: bool = False  # a worker waits for a node with its roles' resources (deploy/): triptych_encode: 1, ...
     ray: str = "auto"  # join the Ray that runs here or start one; local: always start one; or a Ray address
     cpu_threads: int = 0  # per worker, for CPU arithmetic; 0: all cores. Steps that only decode take half of them
     profile_folder: str = ""  # where workers look for questions what their device does (services/profiling.py)
@@ -60,6 +62,10 @@ class ServeSettings:
         for name in ("encoders", "prefills", "decodes", "routers"):
             _require(getattr(self, name) >= 1, f"serve.{name}", getattr(self, name), "at least 1")
         _require(self.cpu_threads >= 0, "serve.cpu_threads", self.cpu_threads, "0 (the default) or more")
+        _require(
+            0 <= self.gpus_per_worker <= 1 or (self.gpus_per_worker > 1 and self.gpus_per_worker % 1 == 0),
+            *("serve.gpus_per_worker", self.gpus_per_worker, "0 (the default), a part of one, or a whole number"),
+        )
         _require(0 < self.gpu_share <= 1, "serve.gpu_share", self.gpu_share, "in (0, 1]")
 
 

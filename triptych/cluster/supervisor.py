@@ -11,6 +11,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from triptych.cluster.actors import WorkerActor, WorkerAddress
 from triptych.cluster.ahead import CompilingAhead
+from triptych.cluster.placing import gpus_of, resources_of
 from triptych.cluster.routers import RouterProcesses
 from triptych.cluster.runtime import RayRuntime
 from triptych.config import TOPOLOGIES, Settings
@@ -126,20 +127,14 @@ class Supervisor:
     def _create_actors(self, loopback: bool) -> None:
         """loopback: all workers are on this machine and need not be reachable from any other."""
         settings = self._settings
-        gpus = self._gpus_per_worker()
+        planned = plan_workers(settings)
+        gpus = gpus_of(settings.serve, ray.cluster_resources().get("GPU", 0.0), len(planned))
         worker_class = ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=-1, max_concurrency=4)(WorkerActor)
-        for worker_id, roles in plan_workers(settings):
-            self._workers[worker_id] = worker_class.remote(worker_id, sorted(roles), settings, loopback)
-
-    def _gpus_per_worker(self) -> float:
-        """An equal share of the GPUs Ray has, so that workers fit however few there are; 0 without GPUs."""
-        available = ray.cluster_resources().get("GPU", 0.0)
-        if self._settings.serve.device == "cpu" or available == 0:
-            if self._settings.serve.device == "cuda":
-                raise ConfigError("serve.device is 'cuda', but Ray sees no GPU; use --device cpu")
-            return 0.0
-        share = available / len(plan_workers(self._settings))
-        return float(int(share)) if share >= 1 else int(share * 1000) / 1000
+        for worker_id, roles in planned:
+            # A Ray of our own has one node, which is every tier's.
+            resources = {} if loopback else resources_of(roles, settings.serve)
+            placed = worker_class.options(resources=resources)
+            self._workers[worker_id] = placed.remote(worker_id, sorted(roles), settings, loopback)
 
     def _wait_started(self) -> None:
         """Until every actor's constructor has finished, and every router listens; tells which are still loading."""

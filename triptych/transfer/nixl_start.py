@@ -33,13 +33,14 @@ def start_nixl(settings: TransferSettings, device: torch.device | None = None) -
     if device is not None:
         bind_context(device)
     try:
-        return _start(settings)
+        return make_agent(settings)
     except TransferFailed as error:
         log.info("nixl is not used: %s", error.message)
         return None
 
 
-def _start(settings: TransferSettings) -> NixlAgent:
+def make_agent(settings: TransferSettings) -> NixlAgent:
+    """An agent of this process. Raises TransferFailed with the reason why there is none."""
     # UCX and NIXL read their settings from the environment, once, when they are loaded.
     for name, value in (("UCX_NET_DEVICES", settings.nixl_interface), ("UCX_TLS", settings.nixl_tls)):
         if value:

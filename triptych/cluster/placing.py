@@ -1,0 +1,34 @@
+"""What a worker asks of Ray: a share of a GPU and, where tiers are pinned, a place on a node of its tier. Pure."""
+
+from collections.abc import Set
+
+from triptych.config import ServeSettings
+from triptych.errors import ConfigError
+from triptych.journey import Role
+
+
+def tier_resource(role: Role) -> str:
+    """The custom resource by which a node says how many workers of a role it takes: triptych_encode and so on."""
+    return f"triptych_{role.value}"
+
+
+def resources_of(roles: Set[Role], serve: ServeSettings) -> dict[str, float]:
+    """Custom resources of one worker; a node must have them all, so one for `epd` counts for each of the three."""
+    return {tier_resource(role): 1.0 for role in sorted(roles)} if serve.pin_tiers else {}
+
+
+def gpus_of(serve: ServeSettings, available: float, num_workers: int) -> float:
+    """GPUs of one worker: what settings say, else an equal share of those that Ray has now, however few; 0 without.
+
+    Raises ConfigError where GPUs are asked for, none is there, and settings do not say that they will come.
+    """
+    if serve.device == "cpu":
+        return 0.0
+    if serve.gpus_per_worker:
+        return serve.gpus_per_worker
+    if available == 0:
+        if serve.device == "cuda":
+            raise ConfigError("serve.device is 'cuda', but Ray sees no GPU; use --device cpu")
+        return 0.0
+    share = available / num_workers
+    return float(int(share)) if share >= 1 else int(share * 1000) / 1000
