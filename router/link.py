@@ -8,7 +8,7 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,13 +16,14 @@ import grpc
 import grpc.aio
 
 from triptych import wire
-from triptych.errors import InvalidRecord, TriptychError, WorkerLost, WrongIncarnation
+from triptych.errors import Draining, InvalidRecord, TriptychError, WorkerLost, WrongIncarnation
 from triptych.journey import Endpoint, Role, new_request_id
 from triptych.multimodal.memfd import MediaMemory
 from triptych.pb import common_pb2, worker_pb2
 from triptych.router.bookings import Bookings
 from triptych.router.calls import WorkerCalls
 from triptych.router.token_feed import TokenFeed
+from triptych.wire.membership import Membership
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class RouterIdentity:
     probe: MediaMemory | None  # holds the router's nonce; None: media always travel in chunks
     nonce: bytes = b""
     status_timeout_seconds: float = 5.0
+    membership: Membership = field(default_factory=Membership)
 
 
 class LinkState(enum.StrEnum):
@@ -95,7 +97,7 @@ class WorkerLink:
         self._changed = changed
         self._misses = 0
         self._ask_now = asyncio.Event()
-        self._channel = grpc.aio.insecure_channel(self.address, options=wire.CHANNEL_OPTIONS)
+        self._channel = identity.membership.aio_channel(self.address)
         self.calls = WorkerCalls(self._channel)
         self.tokens = TokenFeed(
             self.calls, lambda: self.envelope(new_request_id(), 0, _FOREVER_SECONDS), lambda: changed(self)
@@ -133,6 +135,11 @@ class WorkerLink:
             return await task
         except WorkerLost as error:
             self._doubt(error)
+            raise
+        except Draining:
+            if self.state is LinkState.READY:  # its Status will say so, too, a moment later
+                self._move(LinkState.DRAINING)
+                self._changed(self)
             raise
         except asyncio.CancelledError:
             waiting = asyncio.current_task()

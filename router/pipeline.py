@@ -6,7 +6,7 @@ import logging
 import time
 
 from triptych.config import RouterSettings
-from triptych.errors import InternalError, Preempted, TriptychError
+from triptych.errors import Draining, InternalError, Preempted, TriptychError
 from triptych.journey import Role
 from triptych.metrics import RouterMetrics
 from triptych.router.attempt import Attempt
@@ -88,7 +88,7 @@ class Pipeline:
                 return  # the client has all it asked for; what broke behind it is nobody's loss
             if not _may_go_on(request, attempt.blamed, error, retries, tools.num_generated):
                 raise error
-            level = logging.INFO if isinstance(error, Preempted) else logging.WARNING
+            level = logging.INFO if isinstance(error, Draining | Preempted) else logging.WARNING
             logger.log(level, "request %s: attempt %d failed, trying again: %s", request.id.hex(), number, error)
             await asyncio.wait({tidying})  # workers must have let go before they are asked again
             if attempt.failed_at is not None and not isinstance(error, Preempted):

@@ -86,7 +86,7 @@ class WorkerService(GeneratedServicer):
     @unary
     async def Drain(self, request: pb.DrainRequest, context: Any) -> common_pb2.Empty:
         self._site.door.check(request.envelope)
-        self._site.door.draining = True
+        self.drain()
         return common_pb2.Empty()
 
     @unary
@@ -116,7 +116,13 @@ class WorkerService(GeneratedServicer):
             reply.probe_readable, reply.probe_reason = await asyncio.to_thread(_probe, request.probe)
         return reply
 
+    def drain(self) -> None:
+        """No new work from now on; `idle` tells when what is here has ended. On the control loop."""
+        self._site.door.draining = True
+
     def idle(self) -> bool:
+        if self._site.door.num_inside:
+            return False
         staging = self._site.staging
         if staging is not None and not staging.idle():
             return False
