@@ -17,6 +17,7 @@ from triptych.multimodal.memfd import MediaMemory
 from triptych.router.link import KnownWorker, LinkState, RouterIdentity, WorkerLink
 from triptych.router.pairs import describe_paths, pair_counts
 from triptych.router.placement import Snapshot, place_items, place_prompt, place_stream
+from triptych.wire.membership import Membership
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Fleet:
         *,
         media_by_memfd: bool = True,
         restart_patience_seconds: float = RESTART_PATIENCE_SECONDS,
+        membership: Membership | None = None,
     ) -> None:
         """workers: None where `update` will tell: until then any may be coming"""
         self.router_id = secrets.token_hex(8)
@@ -50,6 +52,7 @@ class Fleet:
         self._identity = RouterIdentity(
             *(self.router_id, fingerprint, settings.status_interval_seconds, probe, nonce),
             settings.status_timeout_seconds,
+            membership or Membership(),
         )
         self._is_told = workers is not None
         self._known: dict[str, KnownWorker] = {worker.worker_id: worker for worker in workers or ()}

@@ -27,6 +27,7 @@ from triptych.router.schema import Chat
 from triptych.router.threads import WorkThreads
 from triptych.router.timeline import Timeline
 from triptych.router.usage import Usage, usage_of
+from triptych.wire.membership import Membership
 
 
 class Router:
@@ -47,7 +48,11 @@ class Router:
         self.card = card
         self.name = settings.serve.served_name or card.name
         self.metrics = RouterMetrics()
-        self.fleet = Fleet(settings.router, card.fingerprint, self.metrics, workers, media_by_memfd=media_by_memfd)
+        self.fleet = Fleet(
+            *(settings.router, card.fingerprint, self.metrics, workers),
+            media_by_memfd=media_by_memfd,
+            membership=Membership(settings.serve.cluster_secret),
+        )
         self.budget = ByteBudget(
             settings.router.media_budget_bytes, lambda held: self.metrics.set("triptych:media_bytes", held)
         )

@@ -9,6 +9,7 @@ import difflib
 import ipaddress
 import math
 import os
+import secrets
 import tomllib
 import types
 import typing
@@ -50,6 +51,8 @@ class ServeSettings:
     gpu_share: float = 0.9  # of each GPU's total memory, over all workers placed on it
     gpus_per_worker: float = 0.0  # that each worker asks Ray for; 0: an equal share of those that are there at start
     pin_tiers: bool = False  # a worker waits for a node with its roles' resources (deploy/): triptych_encode: 1, ...
+    # By which routers and workers prove that they belong together. Empty: whoever starts them together makes one.
+    cluster_secret: str = field(default="", repr=False)
     ray: str = "auto"  # join the Ray that runs here or start one; local: always start one; or a Ray address
     cpu_threads: int = 0  # per worker, for CPU arithmetic; 0: all cores. Steps that only decode take half of them
     profile_folder: str = ""  # where workers look for questions what their device does (services/profiling.py)
@@ -67,6 +70,11 @@ class ServeSettings:
             *("serve.gpus_per_worker", self.gpus_per_worker, "0 (the default), a part of one, or a whole number"),
         )
         _require(0 < self.gpu_share <= 1, "serve.gpu_share", self.gpu_share, "in (0, 1]")
+        length = len(self.cluster_secret)  # the value itself is told nobody
+        _require(
+            *(length == 0 or length >= 32, "serve.cluster_secret", f"{length} characters long"),
+            "at least 32 characters that nobody guesses, as `openssl rand -hex 32` makes them",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,7 @@ class RouterSettings:
     allow_media_hosts: tuple[str, ...] = ()  # example.com, or .example.com for it and all below it; empty: any host
     # http://[user:password@]host:port. The proxy resolves names, so allow_media_cidrs cannot judge what they lead to:
     # it must refuse inner addresses itself. Hosts, ports and numeric addresses are still judged. No variable names it.
-    media_proxy: str = ""
+    media_proxy: str = field(default="", repr=False)
     media_roots: tuple[str, ...] = ()  # folders below which file:// URLs are read, symbolic links refused; empty: none
     concurrent_fetches: int = 64
     fetches_per_host: int = 16  # of them
@@ -101,9 +109,9 @@ class RouterSettings:
     default_max_tokens: int = 0  # 0: whatever the context leaves
     status_interval_seconds: float = 0.5
     status_timeout_seconds: float = 5.0  # a worker is lost once three questions in a row went unanswered for so long
-    api_key: str = ""  # one key, of an operator; its tenant is called "default"
+    api_key: str = field(default="", repr=False)  # one key, of an operator; its tenant is called "default"
     api_keys_file: str = ""  # TOML with a table [[keys]] for each (router/auth.py); read again when it changes
-    api_keys: tuple[str, ...] = ()  # NAME=KEY or NAME=sha256:DIGEST, for the environment
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # NAME=KEY or NAME=sha256:DIGEST, for the environment
     usage_log: str = ""  # a file that gets one line of JSON for each request; empty: none
     admin_host: str = "127.0.0.1"
     admin_port: int = 0  # /metrics, /admin/ and /v1/cluster move there; 0: they stay on the main port
@@ -275,6 +283,14 @@ def load_settings(
     if unknown:
         raise ConfigError(f"unknown setting {unknown[0]!r}; {_suggestion(unknown[0], known)}")
     return Settings(**{table: _build(table, kind, values) for table, kind in _tables().items()})
+
+
+def with_secret(settings: Settings) -> Settings:
+    """The settings of a cluster that is being started: with a secret of its own, unless they name one."""
+    if settings.serve.cluster_secret:
+        return settings
+    serve = dataclasses.replace(settings.serve, cluster_secret=secrets.token_hex(32))
+    return dataclasses.replace(settings, serve=serve)
 
 
 def settings_as_values(settings: Settings) -> dict[str, Any]:
