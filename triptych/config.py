@@ -50,6 +50,7 @@ class ServeSettings:
     load_format: str = "auto"  # auto: weights from the folder; dummy: random ones, of a folder without (for measuring)
     gpu_share: float = 0.9  # of each GPU's total memory, over all workers placed on it
     gpus_per_worker: float = 0.0  # that each worker asks Ray for; 0: an equal share of those that are there at start
+    drain_seconds: float = 0.0  # that a worker gets for what it has when it is to go. 0: router.request_timeout_seconds
     pin_tiers: bool = False  # a worker waits for a node with its roles' resources (deploy/): triptych_encode: 1, ...
     # By which routers and workers prove that they belong together. Empty: whoever starts them together makes one.
     cluster_secret: str = field(default="", repr=False)
@@ -64,6 +65,9 @@ class ServeSettings:
         _require_choice("serve.load_format", self.load_format, ("auto", "dummy"))
         for name in ("encoders", "prefills", "decodes", "routers"):
             _require(getattr(self, name) >= 1, f"serve.{name}", getattr(self, name), "at least 1")
+        _require(
+            0 <= self.drain_seconds < math.inf, "serve.drain_seconds", self.drain_seconds, "0 (the default) or more"
+        )
         _require(self.cpu_threads >= 0, "serve.cpu_threads", self.cpu_threads, "0 (the default) or more")
         _require(
             0 <= self.gpus_per_worker <= 1 or (self.gpus_per_worker > 1 and self.gpus_per_worker % 1 == 0),
@@ -109,6 +113,7 @@ class RouterSettings:
     default_max_tokens: int = 0  # 0: whatever the context leaves
     status_interval_seconds: float = 0.5
     status_timeout_seconds: float = 5.0  # a worker is lost once three questions in a row went unanswered for so long
+    self_test: bool = True  # workers take nothing before a known image has gone through them and come out right
     api_key: str = field(default="", repr=False)  # one key, of an operator; its tenant is called "default"
     api_keys_file: str = ""  # TOML with a table [[keys]] for each (router/auth.py); read again when it changes
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # NAME=KEY or NAME=sha256:DIGEST, for the environment
