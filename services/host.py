@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import torch
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from triptych import wire
 from triptych.config import Settings
@@ -20,7 +21,9 @@ from triptych.errors import ConfigError
 from triptych.journey import Endpoint, Role
 from triptych.models.card import load_card, resolve_dtype
 from triptych.pb import worker_pb2_grpc
+from triptych.services.canary import Canary, trifle_on
 from triptych.services.guard import Door
+from triptych.services.health import HealthService
 from triptych.services.profiling import Profiler
 from triptych.services.site import Language, RoleWorker, Site
 from triptych.services.worker_service import WorkerService
@@ -77,6 +80,7 @@ class WorkerHost:
         self._notices: NoticeTaker | None = None
         self._staging: Staging | None = None
         self._profiler: Profiler | None = None
+        self._canary: Canary | None = None
         self._server: grpc.aio.Server | None = None
         self._service: WorkerService | None = None
         self._lock = threading.Lock()
@@ -114,6 +118,8 @@ class WorkerHost:
             self._staging.stop()
         if self._profiler is not None:
             self._profiler.stop()
+        if self._canary is not None:
+            self._canary.stop()
         if self._nixl is not None:
             self._nixl.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -131,9 +137,12 @@ class WorkerHost:
         # Signed 63 bits fit every integer field on the way; zero never names a process.
         owner = Endpoint(f"{self._placement.bind_host}:{port}", secrets.randbits(62) + 1)
         site = await asyncio.to_thread(self._build, owner, server, membership)
+        self._canary = Canary(trifle_on(site.device))
         kv = self._language.format if self._language is not None else None
-        self._service = WorkerService(site, self._roles, kv)
+        self._service = WorkerService(site, self._roles, kv, self._canary.is_hung)
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
+        health = HealthService(self._placement.roles, site.door, self._canary.is_hung)
+        add_HealthServicer_to_server(health, server)
         await server.start()
         self._server = server
         return owner

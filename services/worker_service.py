@@ -3,7 +3,7 @@
 import asyncio
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +25,18 @@ from triptych.transfer.kv_format import KVFormat, repack_refusal
 class WorkerService(GeneratedServicer):
     """Connect, Prepare, Release, Renew, Cancel, Drain, Status."""
 
-    def __init__(self, site: Site, roles: Sequence[RoleWorker], kv: KVFormat | None) -> None:
+    def __init__(
+        self,
+        site: Site,
+        roles: Sequence[RoleWorker],
+        kv: KVFormat | None,
+        is_hung: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """is_hung: whether the device has stopped answering"""
         self._site = site
         self._roles = roles
         self._kv = kv
+        self._is_hung = is_hung
 
     @unary
     async def Connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
@@ -96,7 +104,7 @@ class WorkerService(GeneratedServicer):
             worker_id=site.worker_id,
             incarnation=site.owner.incarnation,
             roles=[role.role.value for role in self._roles],
-            state="draining" if site.door.draining else "ready",
+            state=self._state(),
             model_fingerprint=site.card.fingerprint,
             device=str(site.device),
             gauges=[pb.Gauge(name=name, value=value) for name, value in self._gauges().items()],
@@ -137,6 +145,11 @@ class WorkerService(GeneratedServicer):
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return ""
+
+    def _state(self) -> str:
+        if self._is_hung():
+            return "hung"
+        return "draining" if self._site.door.draining else "ready"
 
     def _gauges(self) -> dict[str, float]:
         gauges = merge_gauges(role.gauges() for role in self._roles)

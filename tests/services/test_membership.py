@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
 from triptych.cluster.roles import BUILDERS
 from triptych.config import EncoderSettings, LanguageSettings, ServeSettings, Settings
@@ -22,7 +23,7 @@ from triptych.wire.membership import MEMBER, Membership
 
 SECRET, ANOTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
 CALL_SECONDS = 20.0
-FILES = (worker_pb2, encoder_pb2, prefill_pb2, decode_pb2)
+FILES = (health_pb2, worker_pb2, encoder_pb2, prefill_pb2, decode_pb2)
 METHODS = {
     f"/{service.full_name}/{method.name}": method
     for file in FILES
