@@ -10,6 +10,7 @@ without models. Rows go as from an encoder to prefill (items of 1,196 x 3,584 bf
     plain_copy_ms    one copy of as many bytes within the device's memory, in the same run, by the device's clock
     overhead_p50_ms  the one less the other
     gb_per_s         bytes by p50: packing and unpacking included
+    steps            with --steps: calls and milliseconds of each step of a hand-over, by further hand-overs
     blocks_on_the_device   the copy of scattered KV blocks out of the mapped arena alone, by the device's clock
 
 Every hand-off is looked at: each number must be what the owner wrote for it. The result is written after each part, the

@@ -236,8 +236,8 @@ class TransferSettings:
     transports: tuple[str, ...] = TRANSPORTS  # which may be used; the nearest that works is
     nixl_interface: str = ""  # network devices for NIXL, as in UCX_NET_DEVICES; empty: UCX chooses
     nixl_tls: str = ""  # what UCX may use, as in UCX_TLS (tcp, or rc,cuda); empty: UCX chooses
-    nixl_window_bytes: int = 0  # memory that one read over NIXL lands in. 0: 128 MiB on CUDA, 8 MiB on the CPU
-    nixl_windows: int = 4  # reads over NIXL at once; made when the first neighbour is reached by it
+    nixl_window_bytes: int = 0  # of each window that reads over NIXL land in. 0: 128 MiB on CUDA, 8 MiB on the CPU
+    nixl_windows: int = 4  # made when the first neighbour is reached by it; a pull has one, a large one up to half
     nixl_staging_bytes: int = 0  # where an owner packs scattered pieces. 0: 256 MiB on CUDA, 32 MiB on the CPU
     nixl_pack_below_bytes: int = 1 * MIB  # pieces that are smaller on average are packed by their owner; 0: never
 
@@ -247,7 +247,7 @@ class TransferSettings:
             _require_choice("transfer.transports", name, TRANSPORTS)
         for number in ("nixl_window_bytes", "nixl_staging_bytes", "nixl_pack_below_bytes"):
             _require(getattr(self, number) >= 0, f"transfer.{number}", getattr(self, number), "0 or more")
-        window = self.nixl_window_bytes  # two pages: one half is read into while the other is copied on
+        window = self.nixl_window_bytes  # two pages: of larger pulls one half is read while the other is copied on
         _require(
             window == 0 or window >= 8192, "transfer.nixl_window_bytes", window, "0 (the default) or at least 8192"
         )
