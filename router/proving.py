@@ -100,7 +100,8 @@ class Prover:
         return Course(links)
 
     def _waiting(self) -> list[WorkerLink]:
-        return [link for link in self._fleet.links if link.state is LinkState.TESTING and link.can_answer]
+        links = self._fleet.links
+        return [link for link in links if link.state is LinkState.TESTING and link.listed and link.can_answer]
 
     def _seconds_to_wait(self) -> float:
         """Until one that has failed is due again; those that are due already wait for company, which is news."""
