@@ -34,6 +34,9 @@ TOPOLOGIES: Mapping[str, tuple[frozenset[Role], ...]] = {
 }
 
 
+PLACEMENTS = ("any", "same_node", "pack", "spread")
+
+
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
     """What to start, and of which model."""
@@ -51,6 +54,9 @@ class ServeSettings:
     gpu_share: float = 0.9  # of each GPU's total memory, over all workers placed on it
     gpus_per_worker: float = 0.0  # that each worker asks Ray for; 0: an equal share of those that are there at start
     drain_seconds: float = 0.0  # that a worker gets for what it has when it is to go. 0: router.request_timeout_seconds
+    # How workers lie on nodes. same_node: all on one, as CUDA IPC wants it; pack: on as few as it takes; spread: on as
+    # many as there are; any: as Ray has it. What is added to same_node later waits for room there.
+    placement: str = "any"
     pin_tiers: bool = False  # a worker waits for a node with its roles' resources (deploy/): triptych_encode: 1, ...
     # By which routers and workers prove that they belong together. Empty: whoever starts them together makes one.
     cluster_secret: str = field(default="", repr=False)
@@ -70,6 +76,7 @@ class ServeSettings:
         _require_choice("serve.topology", self.topology, tuple(TOPOLOGIES))
         _require_choice("serve.device", self.device, ("auto", "cpu", "cuda"))
         _require_choice("serve.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        _require_choice("serve.placement", self.placement, PLACEMENTS)
         _require(self.cluster.isidentifier(), "serve.cluster", self.cluster, "a name of letters, digits and _")
         _require_choice("serve.load_format", self.load_format, ("auto", "dummy"))
         for name in ("encoders", "prefills", "decodes", "routers"):
