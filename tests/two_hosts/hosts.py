@@ -27,7 +27,7 @@ INTERFACE = "cable"  # what the one network interface of each host is called, be
 PREFIX_BITS = 24
 ADDRESSES = ("10.77.0.1", "10.77.0.2")  # in networks that only the two hosts are in, so every run has the same
 
-_TOOLS = ("unshare", "nsenter", "ip", "tc")
+_TOOLS = ("unshare", "nsenter", "ip", "tc", "bash")
 _START_SECONDS = 10.0
 _END_SECONDS = (
     30.0  # a Python with torch in it takes a second of processor time to leave, on a machine that may be busy
@@ -35,10 +35,12 @@ _END_SECONDS = (
 _COMMAND_SECONDS = 10.0
 _NOTHING_MORE: Mapping[str, str] = {}
 
-# Own mounts first: what /sys and /dev/shm show is what the library under test will look at.
+# Own mounts first: what /sys and /dev/shm show is what the library under test will look at. Then it waits, in a bash:
+# that one buries, as the first process of a machine does, those whose parents have ended.
 _FIRST_PROCESS = """
-mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /dev/shm && hostname "$1" && ip link set lo up &&
-echo ready && exec cat > /dev/null
+mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /dev/shm && hostname "$1" && ip link set lo up && {
+%s
+} && echo ready && exec > /dev/null && while read -r; do :; done
 """
 
 
@@ -99,12 +101,13 @@ class HostProcess:
 class Host:
     """One of the two. `close` ends all that runs on it."""
 
-    def __init__(self, name: str, address: str) -> None:
+    def __init__(self, name: str, address: str, prepare: str = ":", arguments: Sequence[str] = ()) -> None:
+        """prepare: what bash runs there before anything else, with the arguments from $2 on."""
         self.name = name
         self.address = address
         command = ["unshare", "--net", "--pid", "--ipc", "--uts", "--mount", "--fork", "--mount-proc"]
         self._unshare = subprocess.Popen(
-            [*command, "sh", "-c", _FIRST_PROCESS, "sh", name],
+            [*command, "bash", "-c", _FIRST_PROCESS % prepare, "bash", name, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -124,7 +127,7 @@ class Host:
         """Run a command here, in the repository's root; its standard streams are pipes, its errors go to `log`."""
         with log.open("a") as errors:
             entered = subprocess.Popen(
-                [*self._enter("--pid", "--mount", "--uts", "--ipc", "--net"), *command],
+                [*self.enter(), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -137,7 +140,7 @@ class Host:
         """What a command that ends at once prints, with this host's network and the machine's processes."""
         try:
             done = subprocess.run(
-                [*self._enter("--net"), *command], check=True, capture_output=True, text=True, timeout=_COMMAND_SECONDS
+                [*self.enter("--net"), *command], check=True, capture_output=True, text=True, timeout=_COMMAND_SECONDS
             )
         except subprocess.CalledProcessError as error:
             raise HostsUnavailable(f"{' '.join(command)}: {error.stderr.strip()}") from error
@@ -168,9 +171,10 @@ class Host:
             if stream is not None:
                 stream.close()
 
-    def _enter(self, *namespaces: str) -> list[str]:
-        # Outside as inside, the repository lies at the same place.
-        return ["nsenter", "--target", str(self.first_pid), *namespaces, f"--wd={REPOSITORY}", "--"]
+    def enter(self, *namespaces: str) -> list[str]:
+        """What to put before a command that shall run in all namespaces, or those named, in the repository's root."""
+        chosen = namespaces or ("--pid", "--mount", "--uts", "--ipc", "--net")
+        return ["nsenter", "--target", str(self.first_pid), *chosen, f"--wd={REPOSITORY}", "--"]
 
 
 class Cable:
