@@ -113,10 +113,11 @@ def tiers_at(address: str, folder: Path) -> dict[str, int]:
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
     (folder / "triptych").mkdir(exist_ok=True)
-    command = read(FOLDER / "local.yaml")["worker_start_ray_commands"][-1]
+    commands = read(FOLDER / "local.yaml")["worker_start_ray_commands"]
+    (command,) = [each for each in commands if "ray start" in each]
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "RAY_HEAD_IP": "192.168.1.10", "HOME": str(folder)}
-    subprocess.run(["bash", "-c", f"{command}\nwait"], env=environment, check=True, timeout=30)
-    found: dict[str, int] = json.loads((folder / "triptych" / "ray.log").read_text().partition("=")[2])
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=30)
+    found: dict[str, int] = json.loads(done.stdout.partition("=")[2])
     return found
 
 

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.two_hosts.hosts import INTERFACE, PREFIX_BITS, Host, HostProcess, HostsUnavailable, require_tools, wait_until
+from tests.two_hosts.hosts import INTERFACE, PREFIX_BITS, Host, HostsUnavailable, require_tools, wait_until
 
 USER = "triptych"  # the one that deploy/ray/local.yaml names
 HOME = Path("/home") / USER  # on every machine
@@ -110,7 +110,7 @@ class Machine:
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-            process = HostProcess(entered, self.name)
+            process = self.host.took(entered)
             try:
                 status = entered.wait(seconds)
             except subprocess.TimeoutExpired:

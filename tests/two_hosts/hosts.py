@@ -75,12 +75,8 @@ class HostProcess:
     def end(self) -> bool:
         """Ask it to end, then make it; whether asking was enough. Ending it again does nothing."""
         self._signal(signal.SIGTERM)
-        try:
-            self._entered.wait(_END_SECONDS)
-            ended_itself = True
-        except subprocess.TimeoutExpired:
+        if not (ended_itself := _is_over(self._entered, _END_SECONDS)):
             self.kill()
-            ended_itself = False
         for stream in (self._entered.stdin, self._entered.stdout):
             if stream is not None:
                 stream.close()
@@ -105,6 +101,8 @@ class Host:
         """prepare: what bash runs there before anything else, with the arguments from $2 on."""
         self.name = name
         self.address = address
+        self.first_pid = 0
+        self._entered: list[subprocess.Popen[str]] = []
         command = ["unshare", "--net", "--pid", "--ipc", "--uts", "--mount", "--fork", "--mount-proc"]
         self._unshare = subprocess.Popen(
             [*command, "bash", "-c", _FIRST_PROCESS % prepare, "bash", name, *arguments],
@@ -134,6 +132,11 @@ class Host:
                 text=True,
                 env=os.environ | environment,
             )
+        return self.took(entered)
+
+    def took(self, entered: "subprocess.Popen[str]") -> HostProcess:
+        """A process that somebody has started with `enter`; one that is over is forgotten."""
+        self._entered = [*(each for each in self._entered if each.poll() is None), entered]
         return HostProcess(entered, self.name)
 
     def network(self, *command: str) -> str:
@@ -159,14 +162,17 @@ class Host:
         return self._unshare.poll() is None
 
     def close(self) -> None:
-        """Ends its first process, and the kernel all others; closing again does nothing."""
+        """Ends its first process, and the kernel all others; closing again does nothing. Raises TimeoutError."""
         if self._unshare.stdin is not None:
             self._unshare.stdin.close()
-        try:
-            self._unshare.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._unshare.kill()
-            self._unshare.wait(_END_SECONDS)
+        # A host has gone once all its processes are buried, those started from outside by their nsenters. An nsenter
+        # stops where its child is stopped, and buries nobody from then on. So these end first.
+        for entered in self._entered:
+            entered.kill()
+        for process in (*self._entered, self._unshare):
+            if not _is_over(process, _END_SECONDS):
+                left = [f"{pid} ({_state_of(pid)})" for pid in sorted(self.processes())]
+                raise TimeoutError(f"{self.name} has not gone after {_END_SECONDS:g} s: {', '.join(left)}")
         for stream in (self._unshare.stdout, self._unshare.stderr):
             if stream is not None:
                 stream.close()
@@ -244,13 +250,13 @@ def require_tools() -> None:
         raise HostsUnavailable(f"two hosts are made with {', '.join(missing)}, which this machine does not have")
 
 
-def wait_until(holds: Callable[[], bool], seconds: float, otherwise: str) -> None:
-    """Raises TimeoutError with `otherwise` when it does not hold within the seconds."""
+def wait_until(holds: Callable[[], bool], seconds: float, otherwise: str, every: float = 0.01) -> None:
+    """Raises TimeoutError with `otherwise` when it does not hold within the seconds; every: so many from look to look."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{otherwise}, after {seconds:g} s")
-        time.sleep(0.01)
+        time.sleep(every)
 
 
 def _only_child(parent: "subprocess.Popen[str]") -> int:
@@ -265,6 +271,21 @@ def _only_child(parent: "subprocess.Popen[str]") -> int:
 
     wait_until(lambda: bool(found()) or parent.poll() is not None, _START_SECONDS, "no process came into the host")
     return int((found() or ["0"])[0])
+
+
+def _is_over(process: "subprocess.Popen[str]", seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "gone"
 
 
 def _all_pids() -> list[int]:
