@@ -6,6 +6,7 @@ deploy/ray/local.yaml is run as it stands: the machines have its addresses and i
 import json
 import os
 import shutil
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -181,6 +182,15 @@ def test_a_machine_that_is_lost_gets_its_worker_again_once_it_is_back(cluster: C
     assert ask(cluster, "sign-bread.png", "Read the text.").lower() == "bread"
 
 
+def test_a_server_that_is_killed_is_started_again_and_takes_its_workers_over(cluster: Cluster) -> None:
+    lines = cluster.head.processes()
+    (server,) = [pid for pid, line in lines.items() if "bin/triptych serve" in line and "python" in line.split()[0]]
+    os.kill(server, signal.SIGKILL)
+    wait_until(lambda: "taken over" in cluster.server_log, NOTICED_SECONDS, "no other server has come", every=0.5)
+    cluster.wait("until", NOTICED_SECONDS)
+    assert ask(cluster, "sign-bread.png", "Read the text.").lower() == "bread"
+
+
 def test_a_second_encoder_comes_when_it_is_asked_for(cluster: Cluster) -> None:
     cluster.operator.follow("triptych scale", SCALE_SECONDS)
     said = cluster.operator.follow("triptych status")
@@ -204,7 +214,7 @@ def test_ray_down_leaves_nothing_on_the_machines(cluster: Cluster) -> None:
         error.add_note(f"{left()}\n{cluster.told()}")
         raise
     assert [machine.host.shared_memory() for machine in cluster.site.machines] == [[], [], []]
-    assert cluster.server_log.count("looking for Ray") == 1, "the server was started again, without a Ray"
+    assert cluster.server_log.count("looking for Ray") == 2, "the server was started again, without a Ray"
 
 
 def test_nothing_is_left_of_the_machines_themselves(cluster: Cluster) -> None:

@@ -251,7 +251,7 @@ def require_tools() -> None:
 
 
 def wait_until(holds: Callable[[], bool], seconds: float, otherwise: str, every: float = 0.01) -> None:
-    """Raises TimeoutError with `otherwise` when it does not hold within the seconds; every: so many from look to look."""
+    """Raises TimeoutError with `otherwise` when it does not hold within the seconds; every: those between two looks."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
