@@ -375,7 +375,7 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
     if typing.get_origin(hint) is tuple:
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, list | tuple):
-            raise ConfigError(f"{key} is {value!r}, expected a list, as [{value!r}]")
+            raise ConfigError(f"{key} is {_shown(key, value)}, expected a list, as [{_shown(key, value)}]")
         inner = typing.get_args(hint)[0]
         return tuple(
             _convert(key, inner, part.strip() if isinstance(part, str) else part) for part in parts if part != ""
@@ -395,7 +395,13 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
             raise ValueError
         return hint(value)
     except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"{key} is {value!r}, expected {hint.__name__}") from None
+        raise ConfigError(f"{key} is {_shown(key, value)}, expected {hint.__name__}") from None
+
+
+def _shown(key: str, value: Any) -> str:
+    table, name = key.split(".")
+    is_secret = not next(entry.repr for entry in dataclasses.fields(_tables()[table]) if entry.name == name)
+    return f"of type {type(value).__name__}" if is_secret else repr(value)
 
 
 def _require(holds: bool, name: str, value: Any, wanted: str) -> None:
