@@ -24,6 +24,7 @@ from triptych.pb import worker_pb2_grpc
 from triptych.services.canary import Canary, trifle_on
 from triptych.services.guard import Door
 from triptych.services.health import HealthService
+from triptych.services.memory_plan import budget_of, in_words
 from triptych.services.profiling import Profiler
 from triptych.services.site import Language, RoleWorker, Site
 from triptych.services.worker_service import WorkerService
@@ -94,6 +95,15 @@ class WorkerHost:
         except BaseException:
             self.stop()
             raise
+
+    @property
+    def memory(self) -> str:
+        """What this worker's memory is for, in words; once it has started."""
+        device, settings = choose_device(self._placement.device), self._settings
+        slab = self._language.slab if self._language is not None else None
+        num_kv_bytes = slab.unit_bytes * slab.num_units if slab is not None else 0
+        budget = budget_of(settings, self._placement.device_share, device)
+        return in_words(settings, self._placement.roles, num_kv_bytes, budget)
 
     def drain(self) -> bool:
         """Takes nothing new from now on. Whether all that was here has ended, so that it may be stopped."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from triptych.config import CPU_KV_BYTES, GIB, Settings
+from triptych.config import CPU_KV_BYTES, GIB, MIB, Settings
 from triptych.journey import Role
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,31 @@ def plan_memory(
         reserve += _TOWER_BYTES + settings.encoder.arena_bytes
     budget = int(total_bytes * settings.serve.gpu_share * device_share)
     return MemoryPlan(budget, allocated_bytes + _CONTEXT_BYTES, reserve)
+
+
+def in_words(settings: Settings, roles: frozenset[Role], num_kv_bytes: int, budget: int) -> str:
+    """What the memory of a worker that is ready is for.
+
+    num_kv_bytes: of its KV slab, 0 where it has none; budget: bytes of its GPU that it may use, 0 without one
+    """
+    parts = {"KV": num_kv_bytes}
+    if roles & {Role.PREFILL, Role.DECODE}:
+        parts["landing rows"] = settings.language.landing_bytes
+    if Role.ENCODE in roles:
+        parts["encoded rows"] = settings.encoder.arena_bytes
+    told = ", ".join(f"{name} {_size(num_bytes)}" for name, num_bytes in parts.items() if num_bytes)
+    return f"{told}, of {_size(budget)} of its GPU" if budget else told
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.0f} MiB"
+
+
+def budget_of(settings: Settings, device_share: float, device: torch.device) -> int:
+    """Bytes of its GPU that a worker may use; 0 without one."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).total_memory * settings.serve.gpu_share * device_share)
 
 
 def kv_bytes(settings: Settings, roles: frozenset[Role], device_share: float, device: torch.device) -> int:

@@ -27,8 +27,8 @@ _GETS: Mapping[str, str] = {
     "GET /v1/models": "the model that is served; `max_model_len` is what the workers take",
     "GET /v1/models/{id}": "the same entry by its name; 404 for another",
     "GET /health": "200 when every role has a ready worker, else 503; with each role's state",
-    "GET /ready": "the same, naming the roles that are `missing` and, in `why`, what keeps each of their workers; a known "
-    "picture has gone through those that are ready",
+    "GET /ready": "the same, naming the roles that are `missing` and, in `why`, what keeps each of their workers; "
+    "a known picture has gone through those that are ready",
     "GET /live": "200 while the process runs",
     "GET /version": "the server's version",
     "GET, HEAD /metrics": "Prometheus text",
@@ -38,6 +38,18 @@ _GETS: Mapping[str, str] = {
     "POST /admin/embeddings/pin": '`{"digests": [...]}`: these rows stay until they are unpinned or cleared',
     "POST /admin/embeddings/unpin": "the same body: these rows may go again",
     "POST /admin/embeddings/clear": "the same body: these rows go, also pinned ones; all without a body",
+    "POST /admin/scale": (
+        '`{"encode": 2}`: so many workers of these roles from now on, while requests go on; '
+        "answers at once, as the last of these three; `triptych scale` waits for it"
+    ),
+    "GET /admin/scale": (
+        "workers wanted and ready by role, each worker's state, why any has failed, "
+        "and `settled` once there is what is wanted"
+    ),
+    "POST /admin/role": (
+        '`{"worker": "decode-1", "role": "prefill"}`: '
+        "this worker finishes what it has and makes room for one of the role"
+    ),
     "GET /openapi.json": "this API's description",
     "POST /v1/embeddings": "404: no embedding model is served",
 }

@@ -81,6 +81,16 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
     parser.add_argument("--load-format", choices=("auto", "dummy"), help="dummy: random weights, for measuring")
+    parser.add_argument(
+        "--gpu-share",
+        action="append",
+        metavar="ROLE=SHARE",
+        help="of a GPU, for each worker of a role, as encode=0.2 (default: equal shares); may be repeated",
+    )
+    parser.add_argument("--gpu-memory", type=float, metavar="PART", help="of each GPU's memory to use (default: 0.9)")
+    parser.add_argument("--kv-bytes", type=int, help="of each worker's KV (default: what is left; 512 MiB on the CPU)")
+    parser.add_argument("--max-model-len", type=int, help="tokens of prompt and answer (default: the model's own)")
+    parser.add_argument("--images-per-prompt", type=int, help="at most (default: 64)")
     parser.add_argument("--config", type=Path, help="TOML file of settings; flags and TRIPTYCH_* variables override it")
     parser.add_argument(
         "--allow-media-cidr",

@@ -52,6 +52,7 @@ class ServeSettings:
     dtype: str = "auto"  # auto: float32 on the CPU, the checkpoint's own on CUDA
     load_format: str = "auto"  # auto: weights from the folder; dummy: random ones, of a folder without (for measuring)
     gpu_share: float = 0.9  # of each GPU's total memory, over all workers placed on it
+    gpu_shares: tuple[str, ...] = ()  # of a GPU, for each worker of a role: encode=0.2, decode=0.5. Others: as below
     gpus_per_worker: float = 0.0  # that each worker asks Ray for; 0: an equal share of those that are there at start
     drain_seconds: float = 0.0  # that a worker gets for what it has when it is to go. 0: router.request_timeout_seconds
     # How workers lie on nodes. same_node: all on one, as CUDA IPC wants it; pack: on as few as it takes; spread: on as
@@ -76,6 +77,11 @@ class ServeSettings:
         _require_choice("serve.topology", self.topology, tuple(TOPOLOGIES))
         _require_choice("serve.device", self.device, ("auto", "cpu", "cuda"))
         _require_choice("serve.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        for entry in self.gpu_shares:
+            name, _, share = entry.partition("=")
+            _require(
+                bool(name) and _is_share(share), "serve.gpu_shares", entry, "ROLE=SHARE, a share above 0 and at most 1"
+            )
         _require_choice("serve.placement", self.placement, PLACEMENTS)
         _require(self.cluster.isidentifier(), "serve.cluster", self.cluster, "a name of letters, digits and _")
         _require_choice("serve.load_format", self.load_format, ("auto", "dummy"))
@@ -396,6 +402,13 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
         return hint(value)
     except (KeyError, TypeError, ValueError):
         raise ConfigError(f"{key} is {_shown(key, value)}, expected {hint.__name__}") from None
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0 < float(text) <= 1
+    except ValueError:
+        return False
 
 
 def _shown(key: str, value: Any) -> str:

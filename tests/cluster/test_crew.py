@@ -60,7 +60,7 @@ def crew_of() -> Iterator[Callable[..., Crew]]:
 
     def make(actor: type, **serve: object) -> Crew:
         settings = Settings(serve=ServeSettings(device="cpu", **serve))  # type: ignore[arg-type]
-        crew = Crew(settings, Hiring(settings, 0.0, {}, loopback=True, actor=actor))
+        crew = Crew(settings, Hiring(settings, {}, {}, loopback=True, actor=actor))
         crews.append(crew)
         crew.start()
         return crew

@@ -46,7 +46,7 @@ class Hired:
 
     def __init__(self, **serve: object) -> None:
         settings = Settings(serve=ServeSettings(device="cpu", **serve))  # type: ignore[arg-type]
-        self.hiring = Hiring(settings, 0.0, COUNTS, actor=Placed)
+        self.hiring = Hiring(settings, {}, COUNTS, actor=Placed)
         self.actors = {f"{role}-0": self.hiring.hire(f"{role}-0", frozenset({role})) for role in Role}
 
     def add(self, worker_id: str, role: Role) -> None:

@@ -163,6 +163,11 @@ def test_workers_outlive_their_server_and_end_with_the_last_one_that_ends_in_ord
     kept = second.pids()
     assert {name: kept[name] for name in pids} == pids
 
+    third = Server(joined.address, config)
+    assert third.url, third.log
+    assert third.pids() == kept, "two servers may have the same workers"
     second.end(signal.SIGTERM)
+    assert third.ask() == answer, "which are ended by the last"
+    third.end(signal.SIGTERM)
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in kept.values() if psutil.pid_exists(pid)], END_SECONDS)
     assert not alive

@@ -6,7 +6,7 @@ import torch
 
 from triptych.config import GIB, LanguageSettings, Settings
 from triptych.journey import Role
-from triptych.services.memory_plan import kv_bytes, plan_memory
+from triptych.services.memory_plan import in_words, kv_bytes, plan_memory
 
 LANGUAGE = frozenset({Role.PREFILL, Role.DECODE})
 ALL = LANGUAGE | {Role.ENCODE}
@@ -45,3 +45,9 @@ def test_a_setting_decides_and_the_cpu_has_a_size_of_its_own() -> None:
     assert kv_bytes(Settings(), ALL, 1.0, cpu) == 512 << 20
     asked = replace(Settings(), language=LanguageSettings(kv_bytes=5 << 20))
     assert kv_bytes(asked, ALL, 1.0, cpu) == 5 << 20
+
+
+def test_what_a_workers_memory_is_for_is_told_in_words() -> None:
+    told = in_words(Settings(), LANGUAGE, 20 * GIB, 42 * GIB)
+    assert told == "KV 20.0 GiB, landing rows 256 MiB, of 42.0 GiB of its GPU"
+    assert in_words(Settings(), frozenset({Role.ENCODE}), 0, 0) == "encoded rows 256 MiB"

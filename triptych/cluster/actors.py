@@ -26,6 +26,7 @@ class WorkerAddress:
     endpoint: Endpoint
     pid: int
     is_draining: bool = False
+    memory: str = ""  # what it is for, in words
 
 
 class WorkerActor:
@@ -43,7 +44,8 @@ class WorkerActor:
             device_share=_device_share(),
         )
         self._host = host_module.WorkerHost(placement, roles_module.BUILDERS, settings)
-        self._address = WorkerAddress(worker_id, placement.roles, self._host.start(), os.getpid())
+        endpoint = self._host.start()
+        self._address = WorkerAddress(worker_id, placement.roles, endpoint, os.getpid(), memory=self._host.memory)
 
     def address(self) -> WorkerAddress:
         return self._address

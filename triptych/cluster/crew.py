@@ -165,7 +165,8 @@ class Crew:
                     member.gives_up_at = time.monotonic() + self._drain_seconds()
                 elif before is State.STARTING and member.state is State.READY:
                     self._failures.pop(member.worker_id, None)
-                    self._say(f"{member.worker_id} ready")
+                    memory = f": {member.address.memory}" if member.address and member.address.memory else ""
+                    self._say(f"{member.worker_id} ready{memory}")
         for member in list(self._members.values()):
             if member.state is State.STOPPING and time.monotonic() >= member.stops_at and not member.is_gone:
                 member.end()

@@ -64,16 +64,16 @@ class CrewActor:
         # A first crew may find what another left that was ended by force; one that Ray has started again goes on.
         self._was_attached = ray.get_runtime_context().was_current_actor_reconstructed
         known = _recall(settings.serve.cluster) if self._was_attached else None
-        num_workers = sum(first_counts(settings.serve).values())
+        first = first_counts(settings.serve)
         # As it was for the first workers: nodes may have come or gone.
-        gpus = known["gpus"] if known else gpus_of(settings.serve, ray.cluster_resources().get("GPU", 0.0), num_workers)
-        counts = known["counts"] if known else first_counts(settings.serve)
+        gpus = known["gpus"] if known else gpus_of(settings.serve, ray.cluster_resources().get("GPU", 0.0), first)
+        counts = known["counts"] if known else first
 
         def remember(counts: Mapping[str, int]) -> None:
             _remember(settings.serve.cluster, {"counts": dict(counts), "gpus": gpus})
 
         remember(counts)
-        hiring = Hiring(settings, gpus, first_counts(settings.serve), detached=True)
+        hiring = Hiring(settings, gpus, first, detached=True)
         self._crew = Crew(settings, hiring, counts, hiring.find(), remember)
         self._crew.start()
 

@@ -9,8 +9,8 @@ from ray.util.placement_group import PlacementGroup, get_placement_group, placem
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from triptych.cluster.actors import WorkerActor
-from triptych.cluster.groups import groups_of
-from triptych.cluster.placing import STRATEGIES, bundles_of, free_bundles, resources_of
+from triptych.cluster.groups import group_name, groups_of
+from triptych.cluster.placing import STRATEGIES, bundle_of, free_bundles, resources_of
 from triptych.config import Settings
 from triptych.journey import Role
 
@@ -28,14 +28,14 @@ class Hiring:
     def __init__(
         self,
         settings: Settings,
-        gpus: float,
+        gpus: Mapping[str, float],
         counts: Mapping[str, int],
         *,
         loopback: bool = False,
         detached: bool = False,
         actor: type = WorkerActor,
     ) -> None:
-        """gpus: of each worker; counts: of those that there are first, by group
+        """gpus: of each worker, by group; counts: of those that there are first, by group
 
         loopback: all workers are on this machine and need not be reachable from any other
         detached: they live on when whoever makes them dies
@@ -45,20 +45,20 @@ class Hiring:
         self._loopback = loopback
         self._detached = detached
         # One that dies is not started again by Ray, which knows no pause between two tries.
-        self._class = ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=0, max_concurrency=4)(actor)
+        self._class = ray.remote(num_cpus=0, max_restarts=0, max_concurrency=4)(actor)
         self._grouped: dict[str, Mapping[str, float]] = {}  # what those of the placement group ask for, by worker
-        serve = settings.serve
-        roles = groups_of(serve.topology)
-        all_roles = [roles[group] for group, count in counts.items() for _ in range(count)]
         # A Ray of our own has one node, which is everybody's.
-        self._bundles = [] if loopback or serve.placement == "any" else bundles_of(all_roles, serve, gpus)
+        is_grouped = not loopback and settings.serve.placement != "any"
+        first = [self._bundle(group) for group, count in counts.items() for _ in range(count)]
+        self._bundles = first if is_grouped else []
         self._group = self._placement_group() if self._bundles else None
 
     def hire(self, worker_id: str, roles: frozenset[Role]) -> Any:
         """Its actor, which begins once Ray has a place for it."""
-        serve = self._settings.serve
-        (bundle,) = bundles_of([roles], serve, self._gpus)
-        options: dict[str, Any] = {"resources": {} if self._loopback else resources_of(roles, serve)}
+        group = group_name(roles)
+        bundle = self._bundle(group)
+        resources = {} if self._loopback else resources_of(roles, self._settings.serve)
+        options: dict[str, Any] = {"num_gpus": self._gpus.get(group, 0.0), "resources": resources}
         is_grouped = bundle in free_bundles(self._bundles, list(self._grouped.values()))
         if is_grouped:
             self._grouped[worker_id] = bundle
@@ -90,14 +90,17 @@ class Hiring:
             except ValueError:
                 continue  # it has ended since
             if where == _GROUPED:
-                roles = groups_of(self._settings.serve.topology)[worker_id.rpartition("-")[0]]
-                (self._grouped[worker_id],) = bundles_of([roles], self._settings.serve, self._gpus)
+                self._grouped[worker_id] = self._bundle(worker_id.rpartition("-")[0])
         return found
 
     def close(self) -> None:
         """All workers have ended."""
         if self._group is not None:
             remove_placement_group(self._group)
+
+    def _bundle(self, group: str) -> Mapping[str, float]:
+        serve = self._settings.serve
+        return bundle_of(groups_of(serve.topology)[group], serve, self._gpus.get(group, 0.0))
 
     def _placement_group(self) -> PlacementGroup:
         """Found again where whoever keeps the workers was started again."""

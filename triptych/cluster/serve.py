@@ -59,6 +59,7 @@ def settings_from(arguments: argparse.Namespace) -> Settings:
     """Settings of file and environment, overridden by the flags that were given."""
     given = vars(arguments)
     flags = {f"serve.{name}": given.get(name) for name in _SERVE_FLAGS}
+    flags |= {setting: given.get(flag) for setting, flag in _OTHER_FLAGS.items()}
     flags |= {f"router.{setting}": given.get(flag) for setting, flag in _ROUTER_FLAGS.items()}
     return load_settings(given.get("config"), flags=flags)
 
@@ -69,6 +70,14 @@ _SERVE_FLAGS = (
     *("model", "served_name", "topology", "encoders", "prefills", "decodes", "routers"),
     *("device", "dtype", "load_format"),
 )
+
+_OTHER_FLAGS = {
+    "serve.gpu_shares": "gpu_share",
+    "serve.gpu_share": "gpu_memory",
+    "language.kv_bytes": "kv_bytes",
+    "language.max_model_len": "max_model_len",
+    "router.max_images_per_prompt": "images_per_prompt",
+}
 
 _ROUTER_FLAGS = {  # by setting: those that may be repeated have a singular name
     "host": "host",

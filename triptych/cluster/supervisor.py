@@ -15,7 +15,7 @@ from triptych.cluster.crew import Crew
 from triptych.cluster.detached import DetachedCrew
 from triptych.cluster.groups import first_counts, groups_of
 from triptych.cluster.hiring import Hiring
-from triptych.cluster.placing import gpus_of
+from triptych.cluster.placing import gpus_of, require_room
 from triptych.cluster.routers import RouterProcesses
 from triptych.cluster.runtime import RayRuntime
 from triptych.cluster.view import View
@@ -79,8 +79,14 @@ class Supervisor:
             self._progress("compiling kernels that no cache has, beside what follows")
         num_workers = sum(first_counts(settings.serve).values())
         started_here = self._join_ray(num_workers)
-        gpus = gpus_of(settings.serve, ray.cluster_resources().get("GPU", 0.0), num_workers)
-        hiring = Hiring(settings, gpus, first_counts(settings.serve), loopback=started_here)
+        counts = first_counts(settings.serve)
+        available = ray.cluster_resources().get("GPU", 0.0)
+        gpus = gpus_of(settings.serve, available, counts)
+        if started_here:
+            require_room(gpus, counts, available)
+        if any(gpus.values()):
+            self._progress(f"GPUs of each worker: {', '.join(f'{group} {share:g}' for group, share in gpus.items())}")
+        hiring = Hiring(settings, gpus, counts, loopback=started_here)
         crew = Crew(settings, hiring)
         crew.start()
         return crew
@@ -169,7 +175,11 @@ class Supervisor:
         deadline = time.monotonic() + _READY_SECONDS
         while waiting := self._join(crew.view(), routers):
             if time.monotonic() > deadline:
-                raise ClusterError(f"the router cannot reach {', '.join(sorted(waiting))}")
+                reasons: dict[str, str] = {}
+                for told in routers.ask("reasons", _CALL_SECONDS):
+                    reasons |= told or {}
+                each = "; ".join(f"{name}: {reasons.get(name, 'not known yet')}" for name in sorted(waiting))
+                raise ClusterError(f"no request can be sent to {each}")
             time.sleep(_SHORT_SECONDS)
 
     def _watch(self) -> None:
