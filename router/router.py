@@ -26,6 +26,7 @@ from triptych.router.request import Prepared, Request
 from triptych.router.schema import Chat
 from triptych.router.threads import WorkThreads
 from triptych.router.timeline import Timeline
+from triptych.router.turnstile import Turnstile
 from triptych.router.usage import Usage, usage_of
 
 
@@ -52,6 +53,7 @@ class Router:
             settings.router.media_budget_bytes, lambda held: self.metrics.set("triptych:media_bytes", held)
         )
         self.threads = WorkThreads()
+        self.turnstile = Turnstile()
         self.prompts = PromptBuilder(card, settings.router.chat_template)
         self.detokenizer = Detokenizer(self.prompts.tokenizer, card.vocab_size)
         self._fetcher = MediaFetcher(settings.router, budget=self.budget, metrics=self.metrics)
@@ -91,14 +93,24 @@ class Router:
         except TimeoutError:
             raise DeadlineExceeded("the request's images took too long to arrive") from None
 
-    async def begin(self, chat: Chat, timeline: Timeline, caller: Caller = NOBODY) -> "Run":
-        """Prepares a request and sets it on its way; the caller reads its tokens, and closes the run in any case."""
+    async def begin(
+        self,
+        chat: Chat,
+        timeline: Timeline,
+        caller: Caller = NOBODY,
+        on_placed: Callable[[], None] = lambda: None,
+    ) -> "Run":
+        """Prepares a request and sets it on its way; the caller reads its tokens, and closes the run in any case.
+
+        on_placed: called once its prompt is with a worker
+        """
         holding = self.budget.holding()
         try:
             request = Request(new_request_id(), await self.prepare(chat, holding, timeline, caller), timeline)
         except BaseException:
             holding.close()
             raise
+        request.on_placed = on_placed
         self._count_start(request.prepared)
 
         def ended(run: Run, error: BaseException | None) -> None:
