@@ -10,6 +10,7 @@ without models. Rows go as from an encoder to prefill (items of 1,196 x 3,584 bf
     plain_copy_ms    one copy of as many bytes within the device's memory, in the same run, by the device's clock
     overhead_p50_ms  the one less the other
     gb_per_s         bytes by p50: packing and unpacking included
+    steps            with --steps: calls and milliseconds of each step of a hand-over, by further hand-overs
     blocks_on_the_device   the copy of scattered KV blocks out of the mapped arena alone, by the device's clock
 
 Every hand-off is looked at: each number must be what the owner wrote for it. The result is written after each part, the
@@ -38,6 +39,7 @@ from bench.handoff_consumer import Path as Way
 from bench.handoff_figures import figures, goals, growth
 from bench.handoff_pieces import PieceReader
 from bench.handoff_sizes import QWEN_7B, TINY
+from bench.handoff_steps import CONSUMER, Clocks, lines, pause_seconds
 from triptych.config import Settings, load_settings
 from triptych.loadgen.provenance import provenance
 
@@ -61,7 +63,8 @@ def read_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=120.0, help="seconds after which no further part begins")
     parser.add_argument("--hand-offs", type=int, default=60, help="of each kind that is timed")
     parser.add_argument("--endure", type=int, default=1000, help="hand-offs over which memory is watched")
-    parser.add_argument("--only", default="", help="parts whose names contain this")
+    parser.add_argument("--only", default="", help="parts whose names contain this, or one of these, joined by commas")
+    parser.add_argument("--steps", type=int, default=0, help="hand-offs of each kind whose steps are timed besides")
     parser.add_argument("--output", type=Path, help="default: bench/results/handoff-<machine>.json, of --quick none")
     return parser.parse_args(words)
 
@@ -78,6 +81,7 @@ class Bench:
         self._plain: dict[int, float] = {}
         self._result: dict[str, Any] = {"what": "bench/handoff.py", **provenance()}
         self._result |= {"device": self._device_name(), "paths": {}, "seconds_of_parts": {}, "errors": {}}
+        self._result["shortest_pause_us"] = pause_seconds() * 1e6
 
     def run(self) -> int:
         owner = OwnerProcess(settings_for(""), str(self._device), self._sizes)
@@ -92,7 +96,7 @@ class Bench:
         return 1 if self._result["errors"] else 0
 
     def _parts(self, owner: OwnerProcess) -> list[tuple[str, Callable[[], None]]]:
-        near, wide = settings_for(self._near), settings_for("nixl", window_bytes=2 * self._sizes.kv_bytes)
+        near, wide = settings_for(self._near), settings_for("nixl", window_bytes=self._sizes.kv_bytes)
         far = settings_for("nixl")
         return [
             (f"{self._near} rows", lambda: self._paths(self._near, near, owner, "item")),
@@ -108,7 +112,7 @@ class Bench:
 
     def _part(self, name: str, work: Callable[[], None]) -> None:
         """Runs a part unless time is up; a failure is written down, and the next part has its turn."""
-        if self._arguments.only not in name and name != "plain copies":
+        if not any(word in name for word in self._arguments.only.split(",")) and name != "plain copies":
             return
         if self._seconds() > self._arguments.limit:
             self._result["errors"][name] = f"not begun: {self._arguments.limit:g} s are up"
@@ -141,6 +145,8 @@ class Bench:
             for way in consumer.paths():
                 if kind in way.what:
                     parts[way.what] = self._timed(way)
+                    if self._arguments.steps:
+                        parts[way.what]["steps"] = self._steps(way, owner)
             pairs = self._result.setdefault("pairs", {})
             pairs[f"{transport}, {kind}"] = {"open_ms": opened * 1e3, "claims_left": consumer.wait_until_given_back()}
 
@@ -150,6 +156,15 @@ class Bench:
             way.hand_over()
         seconds = [way.hand_over() for _ in range(self._arguments.hand_offs)]
         return figures(seconds, way.num_bytes, self._plain[way.num_bytes]) | {"first_ms": first * 1e3}
+
+    def _steps(self, way: Way, owner: OwnerProcess) -> dict[str, dict[str, float]]:
+        clocks, count = Clocks(), self._arguments.steps
+        owner.ask("time_steps")
+        with clocks.around(CONSUMER):
+            for _ in range(count):
+                way.hand_over()
+        theirs: dict[str, dict[str, float]] = owner.ask("steps", count)
+        return clocks.figures(count) | theirs
 
     def _endure(self, transport: str, settings: Settings, owner: OwnerProcess) -> None:
         """Nine of ten hand-offs are of one item, the tenth is of KV."""
@@ -221,6 +236,8 @@ def settings_for(transport: str, window_bytes: int = 0) -> Settings:
     transfer = replace(settings.transfer, nixl_staging_bytes=640 * MIB)
     if transport:
         transfer = replace(transfer, transports=(transport,), nixl_window_bytes=window_bytes)
+    if window_bytes:
+        transfer = replace(transfer, nixl_windows=2)
     return replace(settings, transfer=transfer)
 
 
@@ -230,6 +247,7 @@ def show(result: Mapping[str, Any]) -> None:
             if isinstance(found, dict) and "p50_ms" in found:
                 numbers = f"p50 {found['p50_ms']:8.3f} ms, p99 {found['p99_ms']:8.3f} ms, {found['gb_per_s']:7.1f} GB/s"
                 print(f"{transport:10s} {what:14s} {numbers}, {found['overhead_p50_ms']:7.3f} ms beyond the copy")
+                print(*lines(found.get("steps", {})), sep="\n", end="\n" if "steps" in found else "")
     for goal in result["goals"]:
         print(f"{'holds' if goal['holds'] else 'MISSED'}: {goal['what']}: {goal['reached']:.4g}, {goal['goal']}")
     for name, error in result["errors"].items():

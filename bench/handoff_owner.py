@@ -4,6 +4,7 @@ import os
 import random
 import resource
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from bench.handoff_pieces import PieceOwner
 from bench.handoff_sizes import Sizes
+from bench.handoff_steps import OWNER, Clocks
 from triptych import wire
 from triptych.config import Settings
 from triptych.journey import BlockRef, ClaimId, EmbeddingRef, Endpoint, KVRef, RequestId, Role, Shard
@@ -70,6 +72,7 @@ class Owner:
         self._generation = 0
         self._chance = random.Random(1)
         self._pieces: PieceOwner | None = None
+        self._clocks, self._timing = Clocks(), ExitStack()
         self.host = WorkerHost(
             Placement("owner", frozenset({Role.ENCODE}), device=device), {Role.ENCODE: self._build}, settings
         )
@@ -122,6 +125,15 @@ class Owner:
     def claims(self) -> int:
         """How many are not given back."""
         return len(self._site.leases)
+
+    def time_steps(self) -> None:
+        """What this process does for a hand-over is timed, until `steps`."""
+        self._timing.enter_context(self._clocks.around(OWNER))
+
+    def steps(self, hand_overs: int) -> dict[str, dict[str, float]]:
+        """As `Clocks.figures`."""
+        self._timing.close()
+        return self._clocks.figures(hand_overs)
 
     def pieces(self, what: str, *arguments: Any) -> Any:
         """Of bench/handoff_pieces.py."""

@@ -97,18 +97,14 @@ class EmbeddingsAdmin:
         tenant = http.query_params.get("tenant")
         if tenant is None:
             return caller_of(http.scope)
-        self._require_admin(http)  # who there is, is not for everybody
+        require_admin(http)  # who there is, is not for everybody
         if not self._has_key(tenant):
             raise InvalidRequest(f"there is no key of a tenant {tenant[:64]!r}", param="tenant")
         return replace(caller_of(http.scope), tenant=tenant)
 
-    def _require_admin(self, http: HTTPRequest) -> None:
-        if not http.scope["state"].get("is_admin"):  # the edge asks for an admin's key wherever there are keys
-            raise Unauthorized("there are no admin routes without keys; set router.api_key or router.api_keys_file")
-
     async def _body(self, http: HTTPRequest) -> bytes:
         limits = self._router.settings.router
-        self._require_admin(http)
+        require_admin(http)
         with self._router.budget.holding() as of_body:
             return (await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, of_body)).data
 
@@ -161,6 +157,12 @@ class Warming:
         if answer is None or len(answer.replies) != 1:
             raise InternalError("an encoder ended a call without an answer")
         return answer.replies[0]
+
+
+def require_admin(http: HTTPRequest) -> None:
+    """Raises Unauthorized for whoever is no operator, which is everybody where there are no keys."""
+    if not http.scope["state"].get("is_admin"):  # the edge asks for an admin's key wherever there are keys
+        raise Unauthorized("there are no admin routes without keys; set router.api_key or router.api_keys_file")
 
 
 def _read_digests(body: bytes) -> list[bytes] | None:

@@ -22,6 +22,8 @@ from triptych.router.openapi import describe
 from triptych.router.posts import post_endpoints
 from triptych.router.probes import add_probes
 from triptych.router.router import Router
+from triptych.router.scale_admin import ScaleAdmin
+from triptych.router.supervision import Supervision
 
 _NO_EMBEDDINGS = "no embedding model is served here; this server generates text"
 
@@ -43,13 +45,16 @@ def build_app(router: Router) -> ASGIApp:
     return build_apps(router).main
 
 
-def build_apps(router: Router) -> Apps:
-    """Raises ConfigError for keys or a usage log that cannot be opened."""
+def build_apps(router: Router, supervision: Supervision | None = None) -> Apps:
+    """supervision: by whom the workers are kept, if by anybody.
+
+    Raises ConfigError for keys or a usage log that cannot be opened.
+    """
     settings = router.settings.router
     posts, gate = post_endpoints(router), Gate(router)
     edge_options: dict[str, Any] = {"metrics": router.metrics, "gate": gate}
     quick = Edge(_Table(posts), **edge_options)
-    others = _build_others(router, gate, posts, edge_options)
+    others = _build_others(router, gate, posts, edge_options, ScaleAdmin(router, supervision or Supervision()))
     missing = Edge(_missing, **edge_options)
     has_admin_port = settings.admin_port > 0
 
@@ -89,7 +94,13 @@ class _Table:
         await self._endpoints[scope["path"]](scope, receive, send)
 
 
-def _build_others(router: Router, gate: Gate, posts: Mapping[str, ASGIApp], edge_options: Mapping[str, Any]) -> FastAPI:
+def _build_others(
+    router: Router,
+    gate: Gate,
+    posts: Mapping[str, ASGIApp],
+    edge_options: Mapping[str, Any],
+    scale: ScaleAdmin,
+) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -108,6 +119,7 @@ def _build_others(router: Router, gate: Gate, posts: Mapping[str, ASGIApp], edge
     add_probes(app, router)
     _add_posts(app, posts)
     _add_admin(app, EmbeddingsAdmin(router, gate.has_key))
+    _add_scale(app, scale)
     app.openapi = describe(app)  # type: ignore[method-assign]  # as the framework's manual has it
     return app
 
@@ -134,6 +146,23 @@ def _add_admin(app: FastAPI, admin: EmbeddingsAdmin) -> None:
         if action not in ACTIONS:
             raise HTTPException(404)
         return await admin.control(http, action)
+
+
+def _add_scale(app: FastAPI, admin: ScaleAdmin) -> None:
+    @app.get("/admin/scale", response_model=None)
+    async def show(http: Request) -> dict[str, Any]:
+        """Workers of each role, wanted and there"""
+        return await admin.show(http)
+
+    @app.post("/admin/scale", response_model=None)
+    async def scale(http: Request) -> dict[str, Any]:
+        """Change how many workers of each role there are"""
+        return await admin.scale(http)
+
+    @app.post("/admin/role", response_model=None)
+    async def switch(http: Request) -> dict[str, Any]:
+        """Let a worker make room for one of another role"""
+        return await admin.switch(http)
 
 
 async def _http_error(http: Request, error: Exception) -> Response:

@@ -1,10 +1,10 @@
 """A request's items become claims on encoded rows, over as many encoders as it takes."""
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from triptych import wire
-from triptych.errors import InternalError, TransferFailed, TriptychError
+from triptych.errors import Draining, InternalError, TransferFailed, TriptychError
 from triptych.journey import Item, Role
 from triptych.pb import encoder_pb2, prefill_pb2
 from triptych.router.bookings import Booking
@@ -43,7 +43,7 @@ class EncodeStage:
             await all_or_first_error(self._encode_at(link, share) for link, share in shares.items())
             if not self._waiting:
                 return
-            error = next(iter(self._failures.values()), None) or InternalError("an encoder left out an item")
+            error = _worst(self._failures.values()) or InternalError("an encoder left out an item")
             if not self._tools.retries.allow(Role.ENCODE, error):
                 raise error
             logger.warning("encoding %d items again: %s", len(self._waiting), error)
@@ -135,3 +135,8 @@ class EncodeStage:
             logger.warning("media go to worker %s in chunks from now on: %s", link.worker_id, error)
             link.media_by_memfd = False
         self._failures[link] = error
+
+
+def _worst(errors: Iterable[TriptychError]) -> TriptychError | None:
+    """The one that costs a retry, where there is one."""
+    return min(errors, key=lambda error: isinstance(error, Draining), default=None)

@@ -1,6 +1,7 @@
 """The workers a router knows, and the snapshot that placement decides on."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import secrets
@@ -14,9 +15,11 @@ from triptych.errors import NoWorker, TransferFailed
 from triptych.journey import Endpoint, Role
 from triptych.metrics import RouterMetrics, WorkerGauges
 from triptych.multimodal.memfd import MediaMemory
-from triptych.router.link import KnownWorker, LinkState, RouterIdentity, WorkerLink
+from triptych.router.link import KnownWorker, RouterIdentity, WorkerLink
+from triptych.router.link_state import LinkState
 from triptych.router.pairs import describe_paths, pair_counts
 from triptych.router.placement import Snapshot, place_items, place_prompt, place_stream
+from triptych.wire.membership import Membership
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +41,13 @@ class Fleet:
         *,
         media_by_memfd: bool = True,
         restart_patience_seconds: float = RESTART_PATIENCE_SECONDS,
+        membership: Membership | None = None,
+        self_test: bool = False,
     ) -> None:
-        """workers: None where `update` will tell: until then any may be coming"""
+        """workers: None where `update` will tell: until then any may be coming
+
+        self_test: somebody will prove every worker before it takes anything
+        """
         self.router_id = secrets.token_hex(8)
         self.snapshot = Snapshot.of(())
         self._patience_seconds = min(settings.stage_timeout_seconds, restart_patience_seconds)
@@ -50,6 +58,8 @@ class Fleet:
         self._identity = RouterIdentity(
             *(self.router_id, fingerprint, settings.status_interval_seconds, probe, nonce),
             settings.status_timeout_seconds,
+            membership or Membership(),
+            self_test,
         )
         self._is_told = workers is not None
         self._known: dict[str, KnownWorker] = {worker.worker_id: worker for worker in workers or ()}
@@ -106,6 +116,14 @@ class Fleet:
     def is_ready(self, role: Role) -> bool:
         return role in self._ready
 
+    def why_not_ready(self, role: Role) -> dict[str, str]:
+        """By worker, of those that have the role or may have: why it takes nothing."""
+        return {
+            link.worker_id: f"{link.state}: {link.reason}"
+            for link in self._rows
+            if not link.takes(role) and (role in link.roles or not link.roles)
+        }
+
     async def wait_ready(self, role: Role) -> None:
         """Returns once a worker of the role is ready; waits only for one that comes back, or may be coming.
 
@@ -122,10 +140,17 @@ class Fleet:
         except TimeoutError:
             raise NoWorker(f"no {role} worker is ready, after {self._patience_seconds:g} s of waiting") from None
 
+    async def wait_news(self, seconds: float) -> None:
+        """Returns when some worker has changed, or the time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds if seconds < math.inf else None):
+                await self._news.wait()
+
     def _may_come(self, role: Role) -> bool:
         """Whether none was named yet, or one of this role or of unknown ones that has not answered yet."""
         return not self._is_told or any(
-            link.state is LinkState.UNKNOWN and (not link.roles or role in link.roles) for link in self._links.values()
+            link.state in (LinkState.UNKNOWN, LinkState.TESTING) and (not link.roles or role in link.roles)
+            for link in self._links.values()
         )
 
     async def encoders_for(self, encoder_tokens: Sequence[int], avoid: Collection[WorkerLink] = ()) -> list[WorkerLink]:
@@ -163,6 +188,7 @@ class Fleet:
                 "incarnation": str(link.incarnation),  # 64 bits: more than a JSON reader's number may hold
                 "roles": sorted(link.roles),
                 "state": str(link.state),
+                "reason": link.reason,
                 "device": link.status.device,
                 "pid": link.status.pid,
                 "idle": link.status.idle,

@@ -5,10 +5,9 @@ held on it ends with WorkerLost at once, and the fleet makes a new link.
 """
 
 import asyncio
-import enum
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,13 +15,15 @@ import grpc
 import grpc.aio
 
 from triptych import wire
-from triptych.errors import InvalidRecord, TriptychError, WorkerLost, WrongIncarnation
+from triptych.errors import Draining, InvalidRecord, TriptychError, WorkerLost, WrongIncarnation
 from triptych.journey import Endpoint, Role, new_request_id
 from triptych.multimodal.memfd import MediaMemory
 from triptych.pb import common_pb2, worker_pb2
 from triptych.router.bookings import Bookings
 from triptych.router.calls import WorkerCalls
+from triptych.router.link_state import LINK_MOVES, WHY, LinkState, Trial
 from triptych.router.token_feed import TokenFeed
+from triptych.wire.membership import Membership
 
 logger = logging.getLogger(__name__)
 
@@ -51,23 +52,8 @@ class RouterIdentity:
     probe: MediaMemory | None  # holds the router's nonce; None: media always travel in chunks
     nonce: bytes = b""
     status_timeout_seconds: float = 5.0
-
-
-class LinkState(enum.StrEnum):
-    UNKNOWN = "unknown"  # has not answered (yet, or lately), or is loading
-    READY = "ready"
-    DRAINING = "draining"  # finishes what it has, takes nothing new
-    UNFIT = "unfit"  # another model or protocol
-    LOST = "lost"  # the end
-
-
-LINK_MOVES: Mapping[LinkState, tuple[LinkState, ...]] = {
-    LinkState.UNKNOWN: (LinkState.READY, LinkState.DRAINING, LinkState.UNFIT, LinkState.LOST),
-    LinkState.READY: (LinkState.UNKNOWN, LinkState.DRAINING, LinkState.LOST),
-    LinkState.DRAINING: (LinkState.UNKNOWN, LinkState.READY, LinkState.LOST),
-    LinkState.UNFIT: (LinkState.UNKNOWN, LinkState.LOST),
-    LinkState.LOST: (),
-}
+    membership: Membership = field(default_factory=Membership)
+    self_test: bool = False  # a worker takes nothing before it is proven
 
 
 class WorkerLink:
@@ -93,9 +79,11 @@ class WorkerLink:
         self.bookings = {role: Bookings(partial(booked, self, role)) for role in Role}
         self._identity = identity
         self._changed = changed
+        self.trial = Trial(passed=not identity.self_test)
+        self._silence = "it has not answered yet"
         self._misses = 0
         self._ask_now = asyncio.Event()
-        self._channel = grpc.aio.insecure_channel(self.address, options=wire.CHANNEL_OPTIONS)
+        self._channel = identity.membership.aio_channel(self.address)
         self.calls = WorkerCalls(self._channel)
         self.tokens = TokenFeed(
             self.calls, lambda: self.envelope(new_request_id(), 0, _FOREVER_SECONDS), lambda: changed(self)
@@ -116,6 +104,35 @@ class WorkerLink:
             return False
         return role is not Role.DECODE or self.tokens.attached
 
+    @property
+    def can_answer(self) -> bool:
+        """Whether the tokens it decodes, if it does, would arrive here."""
+        return Role.DECODE not in self.roles or self.tokens.attached
+
+    @property
+    def reason(self) -> str:
+        """Why it takes nothing, for whoever wants to know; empty where it does."""
+        if self.state is LinkState.UNKNOWN:
+            return self._silence
+        if self.state is LinkState.READY:
+            return "" if self.can_answer else "its tokens do not arrive here yet"
+        return WHY[self.state] or self.trial.verdict or self.trial.trouble or "the self-test has not come to it yet"
+
+    def prove(self) -> None:
+        """The self-test has passed."""
+        self.trial.passed = True
+        self._judged(LinkState.READY)
+
+    def condemn(self, verdict: str) -> None:
+        """The self-test came out wrong, and it is this worker's doing."""
+        self.trial.verdict = verdict
+        self._judged(LinkState.FAULTY)
+
+    def postpone(self, trouble: str, next_at: float) -> None:
+        """The self-test failed, for whatever reason."""
+        self.trial.trouble, self.trial.next_at = trouble, next_at
+        self.trial.tries += 1
+
     def envelope(self, request_id: bytes, attempt: int, deadline_seconds: float) -> common_pb2.Envelope:
         identity = self._identity
         return wire.envelope(
@@ -133,6 +150,11 @@ class WorkerLink:
             return await task
         except WorkerLost as error:
             self._doubt(error)
+            raise
+        except Draining:
+            if self.state is LinkState.READY:  # its Status will say so, too, a moment later
+                self._move(LinkState.DRAINING)
+                self._changed(self)
             raise
         except asyncio.CancelledError:
             waiting = asyncio.current_task()
@@ -170,6 +192,11 @@ class WorkerLink:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._channel.close()
+
+    def _judged(self, state: LinkState) -> None:
+        if self.state is LinkState.TESTING:  # else its next answer brings it there
+            self._move(state)
+            self._changed(self)
 
     def _doubt(self, error: WorkerLost) -> None:
         """A call broke: nothing new goes there until the worker has answered again."""
@@ -211,6 +238,7 @@ class WorkerLink:
 
     def _missed(self, error: grpc.aio.AioRpcError) -> None:
         self._misses += 1
+        self._silence = wire.error_from_rpc(error).message
         known = bool(self.status.worker_id)
         if known and self._misses >= MISSES_UNTIL_LOST:
             self.lose(f"{self._misses} questions unanswered, the last with {error.code().name}")
@@ -250,10 +278,13 @@ class WorkerLink:
         if reply.state == "draining":
             return LinkState.DRAINING
         if reply.state != "ready":
+            self._silence = f"it is {reply.state}"
             return LinkState.UNKNOWN
         if reply.model_fingerprint != self._identity.fingerprint or reply.protocol != wire.PROTOCOL:
             return LinkState.UNFIT
-        return LinkState.READY
+        if self.trial.verdict:
+            return LinkState.FAULTY
+        return LinkState.READY if self.trial.passed else LinkState.TESTING
 
     def _move(self, state: LinkState) -> None:
         if state not in LINK_MOVES[self.state]:

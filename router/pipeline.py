@@ -6,7 +6,7 @@ import logging
 import time
 
 from triptych.config import RouterSettings
-from triptych.errors import InternalError, Preempted, TriptychError
+from triptych.errors import Draining, InternalError, Preempted, TriptychError
 from triptych.journey import Role
 from triptych.metrics import RouterMetrics
 from triptych.router.attempt import Attempt
@@ -16,7 +16,7 @@ from triptych.router.link import WorkerLink
 from triptych.router.media_shelf import MediaShelf
 from triptych.router.request import Request
 from triptych.router.retries import Retries, RetryBudget
-from triptych.router.stage_tools import StageTools
+from triptych.router.stage_tools import Placing, StageTools
 from triptych.router.tasks import Background, all_or_first_error
 from triptych.stages import Stage
 
@@ -42,13 +42,16 @@ class Pipeline:
     async def stop(self) -> None:
         await self._background.finish(within_seconds=0)
 
-    async def run(self, request: Request) -> None:
-        """Takes the request to one of its ends; never raises, except that it was cancelled."""
+    async def run(self, request: Request, placing: Placing | None = None) -> None:
+        """Takes the request to one of its ends; never raises, except that it was cancelled.
+
+        placing: who chooses its workers in the fleet's place
+        """
         shelf = MediaShelf(request.prepared.media)
         try:
             settings = self._settings
             async with request.time_limits(settings.request_timeout_seconds, settings.stage_timeout_seconds):
-                await self._attempts(request, shelf)
+                await self._attempts(request, shelf, placing or self._fleet)
             request.end(Stage.FINISHED)
         except asyncio.CancelledError:
             request.end(Stage.CANCELLED)
@@ -61,7 +64,7 @@ class Pipeline:
         finally:
             shelf.close()
 
-    async def _attempts(self, request: Request, shelf: MediaShelf) -> None:
+    async def _attempts(self, request: Request, shelf: MediaShelf, placing: Placing) -> None:
         ends_at = time.monotonic() + self._settings.request_timeout_seconds
         retries = Retries(self._budget)
         avoid: set[WorkerLink] = set()
@@ -70,7 +73,7 @@ class Pipeline:
                 request=request,
                 number=number,
                 num_generated=len(request.generated[0]),
-                fleet=self._fleet,
+                fleet=placing,
                 shelf=shelf,
                 claims=self._claims,
                 retries=retries,
@@ -88,7 +91,7 @@ class Pipeline:
                 return  # the client has all it asked for; what broke behind it is nobody's loss
             if not _may_go_on(request, attempt.blamed, error, retries, tools.num_generated):
                 raise error
-            level = logging.INFO if isinstance(error, Preempted) else logging.WARNING
+            level = logging.INFO if isinstance(error, Draining | Preempted) else logging.WARNING
             logger.log(level, "request %s: attempt %d failed, trying again: %s", request.id.hex(), number, error)
             await asyncio.wait({tidying})  # workers must have let go before they are asked again
             if attempt.failed_at is not None and not isinstance(error, Preempted):

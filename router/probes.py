@@ -22,10 +22,11 @@ def add_probes(app: FastAPI, router: Router) -> None:
 
     @app.get("/ready", response_model=None)
     async def ready() -> Response:
-        """Whether requests can be answered, and if not, which roles are missing"""
+        """Whether a picture has gone through every role and come out right; if not, which roles are missing, and why"""
         missing = [role for role, has_worker in _roles(router).items() if not has_worker]
         if missing:
-            return JSONResponse({"status": "not ready", "missing": missing}, status_code=503)
+            why = {role: router.fleet.why_not_ready(Role(role)) for role in missing}
+            return JSONResponse({"status": "not ready", "missing": missing, "why": why}, status_code=503)
         return JSONResponse({"status": "ready", "missing": []})
 
     @app.get("/live", response_model=None)

@@ -22,12 +22,16 @@ from triptych.router.media_names import MediaNames, Names
 from triptych.router.pipeline import Pipeline
 from triptych.router.prepare import Preparer
 from triptych.router.prompt import PromptBuilder
+from triptych.router.proving import Prover
 from triptych.router.request import Prepared, Request
 from triptych.router.schema import Chat
+from triptych.router.self_test import body, known_answer
+from triptych.router.tasks import Background
 from triptych.router.threads import WorkThreads
 from triptych.router.timeline import Timeline
 from triptych.router.turnstile import Turnstile
 from triptych.router.usage import Usage, usage_of
+from triptych.wire.membership import Membership
 
 
 class Router:
@@ -48,7 +52,12 @@ class Router:
         self.card = card
         self.name = settings.serve.served_name or card.name
         self.metrics = RouterMetrics()
-        self.fleet = Fleet(settings.router, card.fingerprint, self.metrics, workers, media_by_memfd=media_by_memfd)
+        self.fleet = Fleet(
+            *(settings.router, card.fingerprint, self.metrics, workers),
+            media_by_memfd=media_by_memfd,
+            membership=Membership(settings.serve.cluster_secret),
+            self_test=settings.router.self_test,
+        )
         self.budget = ByteBudget(
             settings.router.media_budget_bytes, lambda held: self.metrics.set("triptych:media_bytes", held)
         )
@@ -71,12 +80,17 @@ class Router:
         self.on_end: list[Callable[[Ended], None]] = []  # called for each; must not raise, nor wait
         self._worker_labels: set[tuple[str, str]] = set()
         self._pipeline = Pipeline(self.fleet, settings.router, settings.transfer.lease_seconds, self.metrics)
+        self._prover = Prover(self.fleet, self._self_test, self._pipeline.run, known_answer(card.folder))
+        self._background = Background()
 
     async def start(self) -> None:
         await self.fleet.start()
         await self._pipeline.start()
+        if self.settings.router.self_test:
+            self._background.start(self._prover.run())
 
     async def stop(self) -> None:
+        await self._background.finish(within_seconds=0)
         await self._pipeline.stop()
         await self.fleet.stop()
         await self._fetcher.close()
@@ -121,6 +135,11 @@ class Router:
                 tell(ending)
 
         return Run(request, caller, asyncio.create_task(self._pipeline.run(request)), ended)
+
+    async def _self_test(self, salt: str) -> Prepared:
+        """Its one picture is kept by whoever holds it, and counts in no budget."""
+        with self.budget.holding() as holding:
+            return await self.prepare(Chat.parse(body(self.name, salt)), holding, Timeline())
 
     def expose_metrics(self) -> bytes:
         """The body of /metrics, workers as they are now."""

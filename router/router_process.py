@@ -30,6 +30,7 @@ from triptych.router.commons import Commons
 from triptych.router.garbage import settle
 from triptych.router.link import KnownWorker
 from triptych.router.server import DRAIN_SECONDS, RouterServer
+from triptych.router.supervision import Supervision
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--control", type=int, required=True, help="descriptor of the supervisor's socket")
     options = parser.parse_args(arguments)
     control = JsonLines(socket.socket(fileno=options.control))
+    sending = threading.Lock()
     told_to_end = threading.Event()
 
     def end(*_: Any) -> None:
         told_to_end.set()
         control.hang_up()
+
+    def send(message: dict[str, Any]) -> None:
+        with sending:
+            control.send(message)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
@@ -54,15 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if task is None:
         return 0
     try:
-        server = _start(task, socket.socket(fileno=options.listener))
-        control.send({"ready": True})
+        supervision = Supervision(send)
+        server = _start(task, socket.socket(fileno=options.listener), supervision)
+        send({"ready": True})
     except TriptychError as error:
-        control.send({"failed": str(error)})
+        send({"failed": str(error)})
         return 1
     except BrokenPipeError:
         return 0
     threading.Thread(target=_tell_end, args=(server, end), daemon=True).start()
-    _obey(control, server)
+    _obey(control, server, supervision, send)
     is_orphan = not told_to_end.is_set()
     last = threading.Timer(_LONGEST_END_SECONDS, os._exit, (1,))
     last.daemon = True
@@ -88,7 +95,7 @@ _DIVIDED = (
 )
 
 
-def _start(task: Mapping[str, Any], listener: socket.socket) -> RouterServer:
+def _start(task: Mapping[str, Any], listener: socket.socket, supervision: Supervision) -> RouterServer:
     settings = share_of(load_settings(environment={}, flags=task["settings"]), task["count"])
     logging.basicConfig(
         level=settings.router.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s", force=True
@@ -100,7 +107,11 @@ def _start(task: Mapping[str, Any], listener: socket.socket) -> RouterServer:
     commons = None
     if task["count"] > 1:
         commons = Commons(task["count"], settings.router.media_names_bytes, task["commons"])
-    server = RouterServer(settings, card, workers=None, listener=listener, commons=commons, index=task["index"])
+    server = RouterServer(
+        *(settings, card, None, listener, commons),
+        index=task["index"],
+        supervision=supervision,
+    )
     server.start()
     settle()
     return server
@@ -116,15 +127,19 @@ def _count_in(folder: str, index: int) -> None:
     values.ValueClass = values.MultiProcessValue(lambda: index)  # type: ignore[no-untyped-call]
 
 
-def _obey(control: JsonLines, server: RouterServer) -> None:
+def _obey(
+    control: JsonLines, server: RouterServer, supervision: Supervision, send: Callable[[dict[str, Any]], None]
+) -> None:
     """Until the supervisor is gone, or wants this to end."""
     while (message := control.receive()) is not None:
         if "workers" in message:
             server.update([_worker(entry) for entry in message["workers"]])
+        elif "told" in message:
+            supervision.told(message)
         elif "ask" in message:
             answer = _ANSWERS[message["ask"]](server)
             try:
-                control.send({"answer": message["ask"], "value": answer})
+                send({"answer": message["ask"], "value": answer})
             except OSError:
                 return
 

@@ -20,6 +20,7 @@ from triptych.router.commons import Commons
 from triptych.router.connection import connection_class
 from triptych.router.link import KnownWorker
 from triptych.router.router import Router
+from triptych.router.supervision import Supervision
 from triptych.router.threads import media_threads
 
 logger = logging.getLogger(__name__)
@@ -41,12 +42,15 @@ class RouterServer:
         listener: socket.socket | None = None,
         commons: Commons | None = None,
         index: int = 0,
+        supervision: Supervision | None = None,
     ) -> None:
         """listener: bound already, and owned by this from now on; None: one is made, as the settings say
 
         workers: None where `update` will tell of them
         commons: with other routers, which listen on it as well; index: this one's place among them
+        supervision: by whom the workers are kept, if by anybody
         """
+        self._supervision = supervision
         self._commons = commons
         self._index = index
         self._acceptor = Acceptor(commons.loads, index) if commons is not None else None
@@ -125,7 +129,7 @@ class RouterServer:
         self._loop = asyncio.get_running_loop()
         self._loop.set_default_executor(media_threads())
         self._router = Router(self.settings, self._card, self._workers, commons=self._commons, index=self._index)
-        apps = build_apps(self._router)
+        apps = build_apps(self._router, self._supervision)
         self._server = _Server(self._config(apps.main, "on"), self._ready, self._acceptor)
         if apps.admin is None or self._admin_listener is None:
             await self._server.serve(sockets=[listener])

@@ -1,17 +1,29 @@
 """What every stage of the pipeline works with."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from triptych import wire
 from triptych.pb import common_pb2
 from triptych.router.claims import ClaimKeeper
-from triptych.router.fleet import Fleet
 from triptych.router.link import WorkerLink
 from triptych.router.media_shelf import MediaShelf
 from triptych.router.request import Request
 from triptych.router.retries import Retries
+
+
+class Placing(Protocol):
+    """Who chooses the workers, each without those to be avoided. Raises NoWorker."""
+
+    async def encoders_for(
+        self, encoder_tokens: Sequence[int], avoid: Collection[WorkerLink] = ()
+    ) -> list[WorkerLink]: ...
+
+    async def prefill_for(self, avoid: Collection[WorkerLink] = ()) -> WorkerLink: ...
+
+    async def decode_for(self, avoid: Collection[WorkerLink] = ()) -> WorkerLink: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +40,7 @@ class StageTools:
     request: Request
     number: int
     num_generated: int
-    fleet: Fleet
+    fleet: Placing
     shelf: MediaShelf
     claims: ClaimKeeper
     retries: Retries

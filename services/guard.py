@@ -4,7 +4,8 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -12,10 +13,10 @@ import grpc
 from triptych import wire
 from triptych.errors import (
     DeadlineExceeded,
+    Draining,
     FingerprintMismatch,
     InternalError,
     InvalidRecord,
-    NoWorker,
     TriptychError,
     WrongIncarnation,
 )
@@ -28,16 +29,32 @@ Reply = TypeVar("Reply")
 
 
 class Door:
-    """Checks envelopes against the worker behind it; closed to new work while draining."""
+    """Checks envelopes against the worker behind it; closed to new work while draining.
+
+    Belongs to the control loop, where no call is let in unseen between a look at `draining` and one at `num_inside`.
+    """
 
     def __init__(self, incarnation: int, fingerprint: bytes, longest_lease_seconds: float) -> None:
         self.incarnation = incarnation
         self.fingerprint = fingerprint
         self.longest_lease_seconds = longest_lease_seconds
         self.draining = False
+        self.num_inside = 0  # calls that bring or hold work, from their first message to their end
 
-    def check(self, envelope: pb.Envelope, *, new_work: bool = False) -> None:
-        """Raises WrongIncarnation, FingerprintMismatch, DeadlineExceeded, or NoWorker for new work while draining."""
+    @contextmanager
+    def inside(self, envelope: pb.Envelope, *, new_work: bool) -> Iterator[None]:
+        """A call that is let in, until it ends. Raises as `check` does, and Draining for new work while draining."""
+        self.check(envelope)
+        if new_work and self.draining:
+            raise Draining("this worker takes no new work any more")
+        self.num_inside += 1
+        try:
+            yield
+        finally:
+            self.num_inside -= 1
+
+    def check(self, envelope: pb.Envelope) -> None:
+        """Raises WrongIncarnation, FingerprintMismatch or DeadlineExceeded."""
         if envelope.worker_incarnation != self.incarnation:
             raise WrongIncarnation("this address now belongs to another worker process; look it up again")
         if envelope.model_fingerprint != self.fingerprint:
@@ -47,8 +64,6 @@ class Door:
             )
         if envelope.deadline_ms == 0:
             raise DeadlineExceeded("the request's time was up when it arrived")
-        if new_work and self.draining:
-            raise NoWorker("this worker is draining")
 
     def lease_seconds(self, lease_ms: int) -> float:
         """The lease a caller gets: what it asks for, within what the owner is willing to wait for the dead.

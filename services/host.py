@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import torch
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from triptych import wire
 from triptych.config import Settings
@@ -20,7 +21,9 @@ from triptych.errors import ConfigError
 from triptych.journey import Endpoint, Role
 from triptych.models.card import load_card, resolve_dtype
 from triptych.pb import worker_pb2_grpc
+from triptych.services.canary import Canary, trifle_on
 from triptych.services.guard import Door
+from triptych.services.health import HealthService
 from triptych.services.profiling import Profiler
 from triptych.services.site import Language, RoleWorker, Site
 from triptych.services.worker_service import WorkerService
@@ -29,6 +32,7 @@ from triptych.transfer.leases import Sweeper
 from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.nixl_start import NoticeTaker, start_nixl
 from triptych.transfer.staging import Staging
+from triptych.wire.membership import Membership
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +80,9 @@ class WorkerHost:
         self._notices: NoticeTaker | None = None
         self._staging: Staging | None = None
         self._profiler: Profiler | None = None
+        self._canary: Canary | None = None
         self._server: grpc.aio.Server | None = None
+        self._service: WorkerService | None = None
         self._lock = threading.Lock()
         self._stopped = False
 
@@ -88,6 +94,10 @@ class WorkerHost:
         except BaseException:
             self.stop()
             raise
+
+    def drain(self) -> bool:
+        """Takes nothing new from now on. Whether all that was here has ended, so that it may be stopped."""
+        return asyncio.run_coroutine_threadsafe(self._drain(), self._loop).result(_STOP_SECONDS)
 
     def stop(self) -> None:
         with self._lock:
@@ -108,25 +118,36 @@ class WorkerHost:
             self._staging.stop()
         if self._profiler is not None:
             self._profiler.stop()
+        if self._canary is not None:
+            self._canary.stop()
         if self._nixl is not None:
             self._nixl.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=_STOP_SECONDS)
 
+    async def _drain(self) -> bool:
+        assert self._service is not None  # `start` has returned
+        self._service.drain()
+        return self._service.idle()
+
     async def _start(self) -> Endpoint:
         server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
-        port = server.add_insecure_port(f"{self._placement.bind_host}:{self._placement.port}")
+        membership = Membership(self._settings.serve.cluster_secret)
+        port = membership.listen(server, self._placement.bind_host, self._placement.port)
         # Signed 63 bits fit every integer field on the way; zero never names a process.
         owner = Endpoint(f"{self._placement.bind_host}:{port}", secrets.randbits(62) + 1)
-        site = await asyncio.to_thread(self._build, owner, server)
+        site = await asyncio.to_thread(self._build, owner, server, membership)
+        self._canary = Canary(trifle_on(site.device))
         kv = self._language.format if self._language is not None else None
-        service = WorkerService(site, self._roles, kv)
-        worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+        self._service = WorkerService(site, self._roles, kv, self._canary.is_hung)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
+        health = HealthService(self._placement.roles, site.door, self._canary.is_hung)
+        add_HealthServicer_to_server(health, server)
         await server.start()
         self._server = server
         return owner
 
-    def _build(self, owner: Endpoint, server: grpc.aio.Server) -> Site:
+    def _build(self, owner: Endpoint, server: grpc.aio.Server, membership: Membership) -> Site:
         began = time.monotonic()
         faults = Faults.allowed(self._settings.transfer.faults, self._placement.roles)
         torch.set_num_threads(self._settings.serve.cpu_threads or os.cpu_count() or 1)
@@ -146,6 +167,7 @@ class WorkerHost:
             nixl=start_nixl(self._settings.transfer, device),
             roles=self._placement.roles,
             device_share=self._placement.device_share,
+            membership=membership,
         )
         self._nixl = site.nixl  # whatever fails from here on, `stop` closes it
         if self._placement.roles & {Role.PREFILL, Role.DECODE}:

@@ -22,6 +22,7 @@ from triptych.transfer.kv_format import KVFormat, repack_refusal
 from triptych.transfer.leases import LeaseTable
 from triptych.transfer.pull import IsWanted, always
 from triptych.transfer.staging import Packed, Prepared
+from triptych.wire.membership import Membership
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +47,14 @@ class Peers:
         kv: KVFormat | None,
         leases: LeaseTable,
         faults: Faults | None = None,
+        membership: Membership | None = None,
     ) -> None:
         self._owner = owner
         self._fingerprint = fingerprint
         self._kv = kv
         self._leases = leases
         self._faults = faults or Faults()
+        self._membership = membership or Membership()
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
         self._staging: dict[Endpoint, ArenaInfo | None] = {}
@@ -158,7 +161,7 @@ class Peers:
         with self._lock:
             channel = self._channels.get(endpoint.address)
             if channel is None:
-                channel = grpc.insecure_channel(endpoint.address, options=wire.CHANNEL_OPTIONS)
+                channel = self._membership.channel(endpoint.address)
                 self._channels[endpoint.address] = channel
         return WorkerStub(channel)  # type: ignore[no-untyped-call]
 

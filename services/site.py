@@ -33,6 +33,7 @@ from triptych.transfer.reader import Reader, copier_for
 from triptych.transfer.shards import Repack
 from triptych.transfer.slab import Slab, create_slab
 from triptych.transfer.staging import STAGING_UNIT_BYTES, Staging
+from triptych.wire.membership import Membership
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Site:
     staging: Staging | None = None
     roles: frozenset[Role] = frozenset()  # of this process
     device_share: float = 1.0  # of its GPU, among the workers placed there
+    membership: Membership = field(default_factory=Membership)
 
     def add_slab(self, kind: str, arena_id: int, unit_bytes: int, num_units: int, asked_by: str) -> Slab:
         """asked_by: the setting that makes it so large. Raises ConfigError, naming it, if there is no such memory."""
@@ -155,7 +157,10 @@ class Language:
         )
         self._owner = site.owner
         self._copy_seconds = site.settings.transfer.copy_timeout_seconds
-        self.peers = Peers(site.owner, site.card.fingerprint, self.format, site.leases, site.faults)
+        self.peers = Peers(
+            *(site.owner, site.card.fingerprint, self.format, site.leases, site.faults),
+            membership=site.membership,
+        )
         self.reader = Reader(
             *(self.peers.connect, site.owner, site.slabs, site.device, site.settings.transfer),
             *(site.faults, site.figures, site.nixl, self.peers.release, self.peers.prepare),

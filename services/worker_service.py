@@ -3,7 +3,7 @@
 import asyncio
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +25,18 @@ from triptych.transfer.kv_format import KVFormat, repack_refusal
 class WorkerService(GeneratedServicer):
     """Connect, Prepare, Release, Renew, Cancel, Drain, Status."""
 
-    def __init__(self, site: Site, roles: Sequence[RoleWorker], kv: KVFormat | None) -> None:
+    def __init__(
+        self,
+        site: Site,
+        roles: Sequence[RoleWorker],
+        kv: KVFormat | None,
+        is_hung: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """is_hung: whether the device has stopped answering"""
         self._site = site
         self._roles = roles
         self._kv = kv
+        self._is_hung = is_hung
 
     @unary
     async def Connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
@@ -86,7 +94,7 @@ class WorkerService(GeneratedServicer):
     @unary
     async def Drain(self, request: pb.DrainRequest, context: Any) -> common_pb2.Empty:
         self._site.door.check(request.envelope)
-        self._site.door.draining = True
+        self.drain()
         return common_pb2.Empty()
 
     @unary
@@ -96,7 +104,7 @@ class WorkerService(GeneratedServicer):
             worker_id=site.worker_id,
             incarnation=site.owner.incarnation,
             roles=[role.role.value for role in self._roles],
-            state="draining" if site.door.draining else "ready",
+            state=self._state(),
             model_fingerprint=site.card.fingerprint,
             device=str(site.device),
             gauges=[pb.Gauge(name=name, value=value) for name, value in self._gauges().items()],
@@ -116,7 +124,13 @@ class WorkerService(GeneratedServicer):
             reply.probe_readable, reply.probe_reason = await asyncio.to_thread(_probe, request.probe)
         return reply
 
+    def drain(self) -> None:
+        """No new work from now on; `idle` tells when what is here has ended. On the control loop."""
+        self._site.door.draining = True
+
     def idle(self) -> bool:
+        if self._site.door.num_inside:
+            return False
         staging = self._site.staging
         if staging is not None and not staging.idle():
             return False
@@ -131,6 +145,11 @@ class WorkerService(GeneratedServicer):
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return ""
+
+    def _state(self) -> str:
+        if self._is_hung():
+            return "hung"
+        return "draining" if self._site.door.draining else "ready"
 
     def _gauges(self) -> dict[str, float]:
         gauges = merge_gauges(role.gauges() for role in self._roles)

@@ -16,6 +16,8 @@ COMMANDS = {
     "demo": "triptych.cluster.demo:run",
     "ask": "triptych.client:run_ask",
     "status": "triptych.client:run_status",
+    "scale": "triptych.cluster.scale_command:run_scale",
+    "role": "triptych.cluster.scale_command:run_role",
     "doctor": "triptych.doctor.command:run",
     "bench": "triptych.loadgen.command:run",
     "keys": "triptych.router.key_command:run",
@@ -45,6 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_demo(commands.add_parser("demo", help="start a server, ask about the pictures in tests/data"))
     _add_ask(commands.add_parser("ask", help="ask a running server, with or without pictures"))
     _add_status(commands.add_parser("status", help="the live cluster as a table"))
+    _add_scale(commands.add_parser("scale", help="change how many workers of a role there are, while requests go on"))
+    _add_role(commands.add_parser("role", help="let a worker make room for one of another role"))
     _add_doctor(commands.add_parser("doctor", help="is this machine fit for a server, and if not, what to do"))
     _add_bench(commands.add_parser("bench", help="load a server and measure it"))
     _add_batch(commands.add_parser("batch", help="answer a file of requests, in OpenAI's batch format"))
@@ -125,6 +129,32 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
     told = f"the server, at its admin port if it has one (default: {DEFAULT_URL})"
     parser.add_argument("--url", default=DEFAULT_URL, help=told)
     parser.add_argument("--api-key", default="")
+
+
+def _add_scale(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Workers that are too many finish what they have before they end, and no request fails. "
+        "Roles that share a process are scaled as that process. Without wishes it shows how things stand."
+    )
+    parser.add_argument("wishes", nargs="*", metavar="ROLE=NUMBER", help="as encode=2 prefill=1 decode=3")
+    _add_operator(parser)
+
+
+def _add_role(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "The worker finishes what it has and ends; one of the role takes its place, also on its GPU. No request fails."
+    )
+    parser.add_argument("worker", metavar="WORKER", help="its id, as `triptych status` shows it: decode-1")
+    parser.add_argument("role", metavar="ROLE", help="encode, prefill or decode, or the group that has it: ep, pd, epd")
+    _add_operator(parser)
+
+
+def _add_operator(parser: argparse.ArgumentParser) -> None:
+    told = f"the server, at its admin port if it has one (default: {DEFAULT_URL})"
+    parser.add_argument("--url", default=DEFAULT_URL, help=told)
+    parser.add_argument("--api-key", default="", help="an operator's; a server without keys lets nobody do this")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for it (default: 600)")
+    parser.add_argument("--no-wait", dest="wait", action="store_false", help="return at once; it goes on all the same")
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:

@@ -98,6 +98,9 @@ class Client:
     def get(self, path: str) -> Any:
         return self._checked(self._send(self._http.build_request("GET", path))).json()
 
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._checked(self._send(self._http.build_request("POST", path, json=body))).json()
+
     def first_model(self) -> str:
         models = self.get("/v1/models")["data"]
         if not models:

@@ -9,6 +9,7 @@ import difflib
 import ipaddress
 import math
 import os
+import secrets
 import tomllib
 import types
 import typing
@@ -49,7 +50,10 @@ class ServeSettings:
     load_format: str = "auto"  # auto: weights from the folder; dummy: random ones, of a folder without (for measuring)
     gpu_share: float = 0.9  # of each GPU's total memory, over all workers placed on it
     gpus_per_worker: float = 0.0  # that each worker asks Ray for; 0: an equal share of those that are there at start
+    drain_seconds: float = 0.0  # that a worker gets for what it has when it is to go. 0: router.request_timeout_seconds
     pin_tiers: bool = False  # a worker waits for a node with its roles' resources (deploy/): triptych_encode: 1, ...
+    # By which routers and workers prove that they belong together. Empty: whoever starts them together makes one.
+    cluster_secret: str = field(default="", repr=False)
     ray: str = "auto"  # join the Ray that runs here or start one; local: always start one; or a Ray address
     cpu_threads: int = 0  # per worker, for CPU arithmetic; 0: all cores. Steps that only decode take half of them
     profile_folder: str = ""  # where workers look for questions what their device does (services/profiling.py)
@@ -61,12 +65,20 @@ class ServeSettings:
         _require_choice("serve.load_format", self.load_format, ("auto", "dummy"))
         for name in ("encoders", "prefills", "decodes", "routers"):
             _require(getattr(self, name) >= 1, f"serve.{name}", getattr(self, name), "at least 1")
+        _require(
+            0 <= self.drain_seconds < math.inf, "serve.drain_seconds", self.drain_seconds, "0 (the default) or more"
+        )
         _require(self.cpu_threads >= 0, "serve.cpu_threads", self.cpu_threads, "0 (the default) or more")
         _require(
             0 <= self.gpus_per_worker <= 1 or (self.gpus_per_worker > 1 and self.gpus_per_worker % 1 == 0),
             *("serve.gpus_per_worker", self.gpus_per_worker, "0 (the default), a part of one, or a whole number"),
         )
         _require(0 < self.gpu_share <= 1, "serve.gpu_share", self.gpu_share, "in (0, 1]")
+        length = len(self.cluster_secret)  # the value itself is told nobody
+        _require(
+            *(length == 0 or length >= 32, "serve.cluster_secret", f"{length} characters long"),
+            "at least 32 characters that nobody guesses, as `openssl rand -hex 32` makes them",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,7 @@ class RouterSettings:
     allow_media_hosts: tuple[str, ...] = ()  # example.com, or .example.com for it and all below it; empty: any host
     # http://[user:password@]host:port. The proxy resolves names, so allow_media_cidrs cannot judge what they lead to:
     # it must refuse inner addresses itself. Hosts, ports and numeric addresses are still judged. No variable names it.
-    media_proxy: str = ""
+    media_proxy: str = field(default="", repr=False)
     media_roots: tuple[str, ...] = ()  # folders below which file:// URLs are read, symbolic links refused; empty: none
     concurrent_fetches: int = 64
     fetches_per_host: int = 16  # of them
@@ -101,9 +113,10 @@ class RouterSettings:
     default_max_tokens: int = 0  # 0: whatever the context leaves
     status_interval_seconds: float = 0.5
     status_timeout_seconds: float = 5.0  # a worker is lost once three questions in a row went unanswered for so long
-    api_key: str = ""  # one key, of an operator; its tenant is called "default"
+    self_test: bool = True  # workers take nothing before a known image has gone through them and come out right
+    api_key: str = field(default="", repr=False)  # one key, of an operator; its tenant is called "default"
     api_keys_file: str = ""  # TOML with a table [[keys]] for each (router/auth.py); read again when it changes
-    api_keys: tuple[str, ...] = ()  # NAME=KEY or NAME=sha256:DIGEST, for the environment
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # NAME=KEY or NAME=sha256:DIGEST, for the environment
     usage_log: str = ""  # a file that gets one line of JSON for each request; empty: none
     admin_host: str = "127.0.0.1"
     admin_port: int = 0  # /metrics, /admin/ and /v1/cluster move there; 0: they stay on the main port
@@ -223,8 +236,8 @@ class TransferSettings:
     transports: tuple[str, ...] = TRANSPORTS  # which may be used; the nearest that works is
     nixl_interface: str = ""  # network devices for NIXL, as in UCX_NET_DEVICES; empty: UCX chooses
     nixl_tls: str = ""  # what UCX may use, as in UCX_TLS (tcp, or rc,cuda); empty: UCX chooses
-    nixl_window_bytes: int = 0  # memory that one read over NIXL lands in. 0: 128 MiB on CUDA, 8 MiB on the CPU
-    nixl_windows: int = 4  # reads over NIXL at once; made when the first neighbour is reached by it
+    nixl_window_bytes: int = 0  # of each window that reads over NIXL land in. 0: 128 MiB on CUDA, 8 MiB on the CPU
+    nixl_windows: int = 4  # made when the first neighbour is reached by it; a pull has one, a large one up to half
     nixl_staging_bytes: int = 0  # where an owner packs scattered pieces. 0: 256 MiB on CUDA, 32 MiB on the CPU
     nixl_pack_below_bytes: int = 1 * MIB  # pieces that are smaller on average are packed by their owner; 0: never
 
@@ -234,7 +247,7 @@ class TransferSettings:
             _require_choice("transfer.transports", name, TRANSPORTS)
         for number in ("nixl_window_bytes", "nixl_staging_bytes", "nixl_pack_below_bytes"):
             _require(getattr(self, number) >= 0, f"transfer.{number}", getattr(self, number), "0 or more")
-        window = self.nixl_window_bytes  # two pages: one half is read into while the other is copied on
+        window = self.nixl_window_bytes  # two pages: of larger pulls one half is read while the other is copied on
         _require(
             window == 0 or window >= 8192, "transfer.nixl_window_bytes", window, "0 (the default) or at least 8192"
         )
@@ -275,6 +288,14 @@ def load_settings(
     if unknown:
         raise ConfigError(f"unknown setting {unknown[0]!r}; {_suggestion(unknown[0], known)}")
     return Settings(**{table: _build(table, kind, values) for table, kind in _tables().items()})
+
+
+def with_secret(settings: Settings) -> Settings:
+    """The settings of a cluster that is being started: with a secret of its own, unless they name one."""
+    if settings.serve.cluster_secret:
+        return settings
+    serve = dataclasses.replace(settings.serve, cluster_secret=secrets.token_hex(32))
+    return dataclasses.replace(settings, serve=serve)
 
 
 def settings_as_values(settings: Settings) -> dict[str, Any]:

@@ -17,9 +17,11 @@ TriptychError                  never raised itself
   ClusterError                 try again, perhaps elsewhere: 5xx
     Overloaded                 429  no room before the deadline
     NoWorker                   503  a role has no worker
+    Draining                   503  this worker takes nothing new any more; another does
     TooManyConnections         503
     Stopping                   503  the router is being stopped
     WorkerLost                 503  a worker died or was replaced under the request
+    Unproven                   503  whoever answers there does not prove to be of this cluster, or we do not to it
     WrongIncarnation           503  the address now belongs to another process
     FingerprintMismatch        503  caller and worker hold different models
     Preempted                  503  it made room for others at a full worker; prefill prompt and tokens again
@@ -169,6 +171,10 @@ class NoWorker(ClusterError):
     """A role has no ready worker."""
 
 
+class Draining(ClusterError):
+    """The worker finishes what it has and takes nothing new; place the work elsewhere."""
+
+
 class TooManyConnections(ClusterError):
     """The router has as many clients as it takes."""
 
@@ -181,6 +187,12 @@ class Stopping(ClusterError):
 
 class WorkerLost(ClusterError):
     """The worker died, or was replaced, while it held the request."""
+
+
+class Unproven(WorkerLost):
+    """One of the two ends of a connection does not prove that it belongs to the cluster."""
+
+    grpc_status = "UNAUTHENTICATED"
 
 
 class WrongIncarnation(WorkerLost):

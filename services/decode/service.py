@@ -36,71 +36,71 @@ class DecodeService(DecodeServicer):
 
     @unary
     async def Reserve(self, request: pb.ReserveRequest, context: Any) -> pb.ReserveReply:
-        self._door.check(request.envelope, new_work=True)
-        if min(request.prompt_tokens, request.max_tokens) < 1:
-            raise InvalidRecord("Reserve needs prompt_tokens and max_tokens of at least 1")
-        _require_branches(request.branches)
-        key = work_key(request.envelope)
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[Reserved | TriptychError] = loop.create_future()
+        with self._door.inside(request.envelope, new_work=True):
+            if min(request.prompt_tokens, request.max_tokens) < 1:
+                raise InvalidRecord("Reserve needs prompt_tokens and max_tokens of at least 1")
+            _require_branches(request.branches)
+            key = work_key(request.envelope)
+            loop = asyncio.get_running_loop()
+            outcome: asyncio.Future[Reserved | TriptychError] = loop.create_future()
 
-        def settle(value: Reserved | TriptychError) -> None:
-            if not outcome.done():
-                outcome.set_result(value)
+            def settle(value: Reserved | TriptychError) -> None:
+                if not outcome.done():
+                    outcome.set_result(value)
 
-        def granted(value: Reserved | TriptychError) -> None:  # on the engine thread
-            loop.call_soon_threadsafe(settle, value)
+            def granted(value: Reserved | TriptychError) -> None:  # on the engine thread
+                loop.call_soon_threadsafe(settle, value)
 
-        began = time.monotonic()
-        deadline = deadline_of(request.envelope)
-        keys = await loop.run_in_executor(self._worker.keying, self._keys, request)
-        try:
-            self._worker.reserve(
-                request.envelope.router_id,
-                key,
-                request.envelope.attempt,
-                request.prompt_tokens,
-                request.max_tokens,
-                request.branches,
-                deadline,
-                min(deadline, began + request.wait_ms / 1000) if request.wait_ms else deadline,
-                granted,
-                keys,
-                request.priority,
+            began = time.monotonic()
+            deadline = deadline_of(request.envelope)
+            keys = await loop.run_in_executor(self._worker.keying, self._keys, request)
+            try:
+                self._worker.reserve(
+                    request.envelope.router_id,
+                    key,
+                    request.envelope.attempt,
+                    request.prompt_tokens,
+                    request.max_tokens,
+                    request.branches,
+                    deadline,
+                    min(deadline, began + request.wait_ms / 1000) if request.wait_ms else deadline,
+                    granted,
+                    keys,
+                    request.priority,
+                )
+                reserved = await outcome
+                await passing(self._faults, "reserve.serve")
+            except asyncio.CancelledError:
+                self._worker.cancel(key)
+                raise
+            if isinstance(reserved, TriptychError):
+                raise reserved
+            return pb.ReserveReply(
+                reserved_blocks=reserved.num_blocks,
+                queue_seconds=time.monotonic() - began,
+                cached_tokens=reserved.cached_tokens,
             )
-            reserved = await outcome
-            await passing(self._faults, "reserve.serve")
-        except asyncio.CancelledError:
-            self._worker.cancel(key)
-            raise
-        if isinstance(reserved, TriptychError):
-            raise reserved
-        return pb.ReserveReply(
-            reserved_blocks=reserved.num_blocks,
-            queue_seconds=time.monotonic() - began,
-            cached_tokens=reserved.cached_tokens,
-        )
 
     @unary
     async def Decode(self, requests: AsyncIterator[pb.DecodeRequest], context: Any) -> pb.DecodeReply:
         start: pb.DecodeStart = await first_part(requests, "Decode")
-        self._door.check(start.envelope)
-        key = work_key(start.envelope)
-        try:
-            await passing(self._faults, "decode.begin")
-            sampling = wire.sampling_from_pb(start.sampling)
-            self._worker.engine.expect(sampling)  # its grammar is compiled while the KV travels
-            first = await self._take_over(key, requests)
-            job = _job(key, start, sampling, first)
-            verify_layout(job.layout)
-            began = time.perf_counter()
-            await self._land(job)
-            await asyncio.to_thread(self._worker.start, job)
-        except BaseException:
-            self._worker.cancel(key)
-            raise
-        seconds = time.perf_counter() - began
-        return pb.DecodeReply(times=[common_pb2.StageTime(stage="handover", seconds=seconds)])
+        with self._door.inside(start.envelope, new_work=False):
+            key = work_key(start.envelope)
+            try:
+                await passing(self._faults, "decode.begin")
+                sampling = wire.sampling_from_pb(start.sampling)
+                self._worker.engine.expect(sampling)  # its grammar is compiled while the KV travels
+                first = await self._take_over(key, requests)
+                job = _job(key, start, sampling, first)
+                verify_layout(job.layout)
+                began = time.perf_counter()
+                await self._land(job)
+                await asyncio.to_thread(self._worker.start, job)
+            except BaseException:
+                self._worker.cancel(key)
+                raise
+            seconds = time.perf_counter() - began
+            return pb.DecodeReply(times=[common_pb2.StageTime(stage="handover", seconds=seconds)])
 
     @streaming
     async def Attach(self, request: pb.AttachRequest, context: Any) -> AsyncIterator[pb.TokenBatch]:

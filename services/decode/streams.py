@@ -22,11 +22,13 @@ class RouterStream:
         self._queue: asyncio.Queue[Sequence[Entry] | None] = asyncio.Queue()
         self._lock = threading.Lock()
         self._open_branches: dict[RequestId, int] = {}
+        self._unsent = 0  # messages of the engine's that are not written yet
+        self._taken = 0  # of them, by the last `next`
         self._closed = False
 
     @property
     def idle(self) -> bool:
-        return not self._open_branches
+        return not self._open_branches and not self._unsent
 
     def add(self, key: RequestId, branches: int) -> bool:
         """Serve this request from now on; False when the stream is closed."""
@@ -72,18 +74,24 @@ class RouterStream:
         return left
 
     async def next(self) -> list[Entry] | None:
-        """Everything that has gathered since the last call, in order; None once closed."""
+        """Everything that has gathered since the last call, in order; None once closed. What that gave is written."""
+        with self._lock:
+            self._unsent, self._taken = self._unsent - self._taken, 0
         first = await self._queue.get()
         if first is None:
             return None
-        gathered = list(first)
+        gathered, self._taken = list(first), 1
         while not self._queue.empty():
             more = self._queue.get_nowait()
             if more is None:
                 self._queue.put_nowait(None)
                 break
             gathered += more
+            self._taken += 1
         return gathered
 
     def _put(self, entries: Sequence[Entry] | None) -> None:
+        if entries is not None:
+            with self._lock:
+                self._unsent += 1
         self._loop.call_soon_threadsafe(self._queue.put_nowait, entries)

@@ -42,41 +42,41 @@ class EncoderService(EncoderServicer):
     @streaming
     async def Encode(self, requests: AsyncIterator[pb.EncodeRequest], context: Any) -> AsyncIterator[pb.EncodeReplies]:
         start: pb.EncodeStart = await first_part(requests, "Encode")
-        self._door.check(start.envelope, new_work=True)
-        await passing(self._faults, "encode.begin")
-        key, deadline = work_key(start.envelope), deadline_of(start.envelope)
-        lease_seconds = self._door.lease_seconds(start.lease_ms)
-        items = [wire.item_from_pb(item) for item in start.items]
-        inbox = MediaInbox(start.media, items)
-        results: asyncio.Queue[EncodeResult | BaseException] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
+        with self._door.inside(start.envelope, new_work=True):
+            await passing(self._faults, "encode.begin")
+            key, deadline = work_key(start.envelope), deadline_of(start.envelope)
+            lease_seconds = self._door.lease_seconds(start.lease_ms)
+            items = [wire.item_from_pb(item) for item in start.items]
+            inbox = MediaInbox(start.media, items)
+            results: asyncio.Queue[EncodeResult | BaseException] = asyncio.Queue()
+            loop = asyncio.get_running_loop()
 
-        def deliver(result: EncodeResult) -> None:  # on an engine thread
-            loop.call_soon_threadsafe(results.put_nowait, result)
+            def deliver(result: EncodeResult) -> None:  # on an engine thread
+                loop.call_soon_threadsafe(results.put_nowait, result)
 
-        def submit(media: int) -> None:
-            for item in items:
-                if item.media == media:
-                    job = EncodeJob(key, item, inbox.reader(media), lease_seconds, deadline)
-                    self._engine.submit(job, deliver)
+            def submit(media: int) -> None:
+                for item in items:
+                    if item.media == media:
+                        job = EncodeJob(key, item, inbox.reader(media), lease_seconds, deadline)
+                        self._engine.submit(job, deliver)
 
-        receiving = asyncio.create_task(_receive(requests, inbox, submit, results))
-        try:
-            num_left = len(items)
-            while num_left:
-                ready, error = await gathered(results, self._faults)
-                num_left -= len(ready)
-                told = [sent for result in ready for sent in await passed_on(self._faults, "encode.ref", result)]
-                if told:
-                    yield pb.EncodeReplies(replies=map(_reply, told))
-                    await passing(self._faults, "encode.sent")
-                if error is not None:
-                    raise error
-        except BaseException:
-            self._engine.cancel(key)
-            raise
-        finally:
-            receiving.cancel()
+            receiving = asyncio.create_task(_receive(requests, inbox, submit, results))
+            try:
+                num_left = len(items)
+                while num_left:
+                    ready, error = await gathered(results, self._faults)
+                    num_left -= len(ready)
+                    told = [sent for result in ready for sent in await passed_on(self._faults, "encode.ref", result)]
+                    if told:
+                        yield pb.EncodeReplies(replies=map(_reply, told))
+                        await passing(self._faults, "encode.sent")
+                    if error is not None:
+                        raise error
+            except BaseException:
+                self._engine.cancel(key)
+                raise
+            finally:
+                receiving.cancel()
 
     @unary
     async def Cache(self, request: pb.CacheRequest, context: Any) -> pb.CacheReply:

@@ -33,32 +33,32 @@ class PrefillService(PrefillServicer):
     @streaming
     async def Prefill(self, requests: AsyncIterator[pb.PrefillRequest], context: Any) -> AsyncIterator[pb.PrefillReply]:
         start: pb.PrefillStart = await first_part(requests, "Prefill")
-        self._door.check(start.envelope, new_work=True)
-        await passing(self._faults, "prefill.begin")
-        job = _job(start)
-        verify_layout(job.layout)
-        events: asyncio.Queue[PrefillEvent | BaseException] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
+        with self._door.inside(start.envelope, new_work=True):
+            await passing(self._faults, "prefill.begin")
+            job = _job(start)
+            verify_layout(job.layout)
+            events: asyncio.Queue[PrefillEvent | BaseException] = asyncio.Queue()
+            loop = asyncio.get_running_loop()
 
-        def emit(event: PrefillEvent | BaseException) -> None:  # on an engine or pull thread
-            loop.call_soon_threadsafe(events.put_nowait, event)
+            def emit(event: PrefillEvent | BaseException) -> None:  # on an engine or pull thread
+                loop.call_soon_threadsafe(events.put_nowait, event)
 
-        receiving = asyncio.create_task(self._receive(requests, job.request_id, emit))
-        finished = False
-        try:
-            self._worker.begin(job, self._door.lease_seconds(start.lease_ms), emit)
-            while not finished:
-                there: tuple[list[PrefillEvent], BaseException | None] = await gathered(events, self._faults)
-                ready, error = there
-                for reply in _replies([sent for event in ready for sent in await self._sent(event)]):
-                    yield reply
-                finished = any(isinstance(event, FirstTokens) for event in ready)
-                if error is not None and not finished:
-                    raise error
-        finally:
-            receiving.cancel()
-            if not finished:
-                self._worker.cancel(job.request_id)
+            receiving = asyncio.create_task(self._receive(requests, job.request_id, emit))
+            finished = False
+            try:
+                self._worker.begin(job, self._door.lease_seconds(start.lease_ms), emit)
+                while not finished:
+                    there: tuple[list[PrefillEvent], BaseException | None] = await gathered(events, self._faults)
+                    ready, error = there
+                    for reply in _replies([sent for event in ready for sent in await self._sent(event)]):
+                        yield reply
+                    finished = any(isinstance(event, FirstTokens) for event in ready)
+                    if error is not None and not finished:
+                        raise error
+            finally:
+                receiving.cancel()
+                if not finished:
+                    self._worker.cancel(job.request_id)
 
     async def _receive(self, requests: AsyncIterator[pb.PrefillRequest], key: RequestId, emit: Any) -> None:
         try:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx
 
-from triptych import wire
 from triptych.cluster.actors import WorkerAddress
 from triptych.cluster.supervisor import Supervisor
 from triptych.config import (
@@ -21,11 +19,13 @@ from triptych.config import (
     ServeSettings,
     Settings,
     TransferSettings,
+    with_secret,
 )
 from triptych.journey import Role
 from triptych.models.card import load_card
 from triptych.pb import worker_pb2
 from triptych.pb.worker_pb2_grpc import WorkerStub
+from triptych.wire.membership import Membership
 
 FLOAT32_BYTES = 4
 ANSWER_SECONDS = 120.0  # a liveness bound: nothing here takes a fifth of it
@@ -112,8 +112,9 @@ class Running:
 
     def __init__(self, variation: Variation, settings: Settings) -> None:
         self.variation = variation
-        self.settings = settings
-        self.supervisor = Supervisor(settings)
+        self.settings = with_secret(settings)
+        self.membership = Membership(self.settings.serve.cluster_secret)
+        self.supervisor = Supervisor(self.settings)
         self.url = f"http://127.0.0.1:{self.supervisor.start()}"
         self.http = httpx.Client(base_url=self.url, timeout=ANSWER_SECONDS, trust_env=False)
 
@@ -160,7 +161,7 @@ class Running:
 
     def status(self, address: WorkerAddress, check: bool = True) -> worker_pb2.StatusReply:
         """The worker's own word, with its invariants checked."""
-        with grpc.insecure_channel(address.endpoint.address, options=wire.CHANNEL_OPTIONS) as channel:
+        with self.membership.channel(address.endpoint.address) as channel:
             request = worker_pb2.StatusRequest(check_invariants=check)
             reply: worker_pb2.StatusReply = WorkerStub(channel).Status(request, timeout=10)
             return reply

@@ -39,7 +39,7 @@ class Caller:
 
     def __init__(self, cluster: Running, role: Role, card: ModelCard) -> None:
         address = next(address for address in cluster.addresses() if role in address.roles)
-        self.channel = grpc.insecure_channel(address.endpoint.address, options=wire.CHANNEL_OPTIONS)
+        self.channel = cluster.membership.channel(address.endpoint.address)
         self.incarnation = address.endpoint.incarnation
         self.card = card
         self.request_id = new_request_id()

@@ -14,7 +14,7 @@ import grpc.aio
 
 from tests.router.loopback_prefill import BLOCK_SIZE, LoopbackPrefill, refuse, token_of
 from triptych import wire
-from triptych.errors import InvalidRecord, Overloaded, TriptychError, WrongIncarnation
+from triptych.errors import Draining, InvalidRecord, Overloaded, TriptychError, WrongIncarnation
 from triptych.journey import (
     EmbeddingRef,
     Endpoint,
@@ -78,6 +78,7 @@ class LoopbackWorker:
     waits_at: dict[int, float] = field(default_factory=dict)  # by position, once: seconds in which it makes room
     skip_position: int = -1  # a token that gets lost
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # closed: reserve, prefill and encode wait
+    drains: bool = False  # it refuses new work, and only then tells that it drains
     is_full: bool = False  # reservations wait for as long as they may, and are refused
     log: list[str] = field(default_factory=list)
     renewed: list[bytes] = field(default_factory=list)
@@ -138,6 +139,14 @@ class LoopbackWorker:
         """Breaks the token streams, and nothing else."""
         for queue in self._routers.values():
             queue.put_nowait(decode_pb2.SequenceTokens())
+
+    async def admit(self, envelope: common_pb2.Envelope, context: Any) -> None:
+        """As `check`, for new work."""
+        await self.check(envelope, context)
+        if self.drains:
+            self.state = "draining"
+            self.log.append("refused")
+            await refuse(context, Draining("it takes nothing new"))
 
     async def check(self, envelope: common_pb2.Envelope, context: Any) -> None:
         if envelope.worker_incarnation != self.incarnation:
@@ -201,7 +210,7 @@ class _Encoder(encoder_pb2_grpc.EncoderServicer):
     async def Encode(self, requests: AsyncIterator[encoder_pb2.EncodeRequest], context: Any) -> AsyncIterator[Any]:
         worker = self._worker
         start = (await anext(requests)).start
-        await worker.check(start.envelope, context)
+        await worker.admit(start.envelope, context)
         worker.log.append(f"encode {','.join(str(item.index) for item in start.items)}")
         await worker.gate.wait()
         media = {source.index: bytearray() for source in start.media}
@@ -255,7 +264,7 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
 
     async def Reserve(self, request: decode_pb2.ReserveRequest, context: Any) -> decode_pb2.ReserveReply:
         worker, envelope = self._worker, request.envelope
-        await worker.check(envelope, context)
+        await worker.admit(envelope, context)
         assert envelope.router_id in worker._routers, "a router attaches before it reserves"
         worker.log.append(f"reserve {request.prompt_tokens}+{request.max_tokens}x{request.branches}")
         await worker.gate.wait()

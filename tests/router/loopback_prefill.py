@@ -33,7 +33,7 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
     async def Prefill(self, requests: AsyncIterator[prefill_pb2.PrefillRequest], context: Any) -> AsyncIterator[Any]:
         worker = self._worker
         start = (await anext(requests)).start
-        await worker.check(start.envelope, context)
+        await worker.admit(start.envelope, context)
         layout = wire.layout_from_pb(start.layout)
         verify_layout(layout)
         generated = wire.tokens_from_bytes(start.generated)

@@ -24,7 +24,12 @@ from triptych.router.prompt import PromptBuilder
 from triptych.router.router import Router
 
 PICTURES = Path(__file__).parent.parent / "data"
-QUICK: dict[str, Any] = {"status_interval_seconds": 0.02, "port": 0, "stage_timeout_seconds": 10.0}
+QUICK: dict[str, Any] = {
+    "status_interval_seconds": 0.02,
+    "port": 0,
+    "stage_timeout_seconds": 10.0,
+    "self_test": False,  # loopback workers compute nothing
+}
 
 
 @dataclass(slots=True)
@@ -112,7 +117,7 @@ async def serving(
         if workers:
             await until(lambda: all(link.takes(role) for link in router.fleet.links for role in link.roles))
         yield served
-    for worker in workers:
+    for worker in served.workers:
         await worker.kill()
 
 

@@ -77,7 +77,10 @@ class Admin:
 @asynccontextmanager
 async def operating(card: ModelCard, encoders: Sequence[KnownWorker], memfd: bool = True) -> AsyncIterator[Admin]:
     settings = Settings(
-        serve=SERVE, router=RouterSettings(api_key="secret", api_keys=("alice=hers",), status_interval_seconds=0.02)
+        serve=SERVE,
+        router=RouterSettings(
+            api_key="secret", api_keys=("alice=hers",), status_interval_seconds=0.02, self_test=False
+        ),
     )
     router = Router(settings, card, encoders, media_by_memfd=memfd)
     transport = httpx.ASGITransport(app=build_app(router))

@@ -12,7 +12,8 @@ from triptych.errors import NoWorker, WorkerLost
 from triptych.journey import Endpoint, Role
 from triptych.metrics import RouterMetrics
 from triptych.router.fleet import Fleet
-from triptych.router.link import KnownWorker, LinkState
+from triptych.router.link import KnownWorker
+from triptych.router.link_state import LinkState
 
 pytestmark = pytest.mark.anyio
 PRINT = bytes(32)

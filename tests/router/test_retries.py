@@ -1,9 +1,9 @@
 """Retries: once per stage and request, and rarely over all."""
 
-from triptych.errors import InvalidMedia, LayoutMismatch, NoWorker, Overloaded, WorkerLost
+from triptych.errors import Draining, InvalidMedia, LayoutMismatch, NoWorker, Overloaded, WorkerLost
 from triptych.journey import Role
 from triptych.metrics import RouterMetrics
-from triptych.router.retries import MOST_CREDIT, Retries, RetryBudget
+from triptych.router.retries import MOST_CREDIT, MOST_MOVES, Retries, RetryBudget
 
 
 def test_a_stage_is_tried_again_once() -> None:
@@ -30,3 +30,9 @@ def test_retries_are_counted_by_stage() -> None:
     metrics = RouterMetrics()
     Retries(RetryBudget(metrics)).allow(Role.DECODE, WorkerLost("x"))
     assert b'triptych:retries_total{stage="decode"} 1.0' in metrics.expose()
+
+
+def test_going_on_from_a_worker_that_drains_spends_nothing_and_does_not_go_on_for_ever() -> None:
+    retries = Retries(RetryBudget(RouterMetrics()))
+    assert [retries.allow(Role.DECODE, Draining("x")) for _ in range(MOST_MOVES + 1)] == [True] * MOST_MOVES + [False]
+    assert retries.allow(Role.DECODE, WorkerLost("x"))

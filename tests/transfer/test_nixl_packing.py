@@ -38,9 +38,9 @@ def pieces_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     plain = NixlAgent.read
 
-    def counted(agent, source, pieces, target, notice=b""):  # type: ignore[no-untyped-def]
-        counts.append(len(pieces))
-        return plain(agent, source, pieces, target, notice)
+    def counted(agent, source, takes, notice=b""):  # type: ignore[no-untyped-def]
+        counts.append(sum(len(take.pieces) for take in takes))
+        return plain(agent, source, takes, notice)
 
     monkeypatch.setattr(NixlAgent, "read", counted)
     return counts
@@ -60,7 +60,8 @@ def test_scattered_blocks_come_in_few_pieces_each_in_its_place(pieces_read: list
         reader.read_blocks(ref, into, places)
         assert (into[places] == torch.tensor(claimed, dtype=torch.uint8)[:, None]).all()
         assert (into[[place for place in range(64) if place not in places]] == 255).all()
-        assert pieces_read == [1] * 12  # ten reads of five blocks each, words and ids, the pack's own words
+        # Two windows, each half for ten blocks; with the last blocks words and ids, then the pack's own words.
+        assert pieces_read == [1, 1, 1, 1, 2, 1]
         _wait_until_idle(owner)
 
 
@@ -75,7 +76,7 @@ def test_without_room_they_come_piece_by_piece(pieces_read: list[int]) -> None:
         ref = replace(blocks_ref([(unit, unit + 1) for unit in claimed]), claim_id=claim)
         reader.read_blocks(ref, into, range(125))
         assert (into == torch.tensor(claimed, dtype=torch.uint8)[:, None]).all()
-        assert max(pieces_read) == 5
+        assert max(pieces_read) == 10
         _wait_until_idle(owner)
 
 
@@ -161,13 +162,13 @@ def test_a_claim_that_is_over_cannot_be_made_ready() -> None:
 def test_a_claim_that_ends_while_it_is_packed_leaves_no_pack() -> None:
     rig = Rig()
     claim = rig.grant((3, 1))
-    plain = rig.staging._put
+    plain = rig.staging._fill
 
-    def put(words, into, deadline):  # type: ignore[no-untyped-def]
-        plain(words, into, deadline)
+    def fill(*packing):  # type: ignore[no-untyped-def]
+        plain(*packing)
         rig.leases.release([claim])
 
-    rig.staging._put = put  # type: ignore[method-assign]
+    rig.staging._fill = fill  # type: ignore[method-assign]
     with pytest.raises(ClaimExpired, match="ended while it was packed"):
         rig.staging.prepare(claim, True, SOON)
     assert rig.staging.idle()

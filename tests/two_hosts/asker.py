@@ -17,10 +17,11 @@ import grpc
 import httpx
 from google.protobuf.json_format import MessageToDict
 
-from triptych import wire
 from triptych.pb import worker_pb2
 from triptych.pb.worker_pb2_grpc import WorkerStub
+from triptych.wire.membership import Membership
 
+CLUSTER_SECRET = "two-hosts-" * 4
 _MOST_AT_ONCE = 32
 _SECONDS = 10.0
 
@@ -58,7 +59,7 @@ class Asker:
 
 def _status(address: str, seconds: float) -> dict[str, Any]:
     """A worker's own word, its invariants checked."""
-    with grpc.insecure_channel(address, options=wire.CHANNEL_OPTIONS) as channel:
+    with Membership(CLUSTER_SECRET).channel(address) as channel:
         stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
         reply = stub.Status(worker_pb2.StatusRequest(check_invariants=True), timeout=seconds)
     told: dict[str, Any] = MessageToDict(reply, preserving_proto_field_name=True)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.processes import START_SECONDS, toml_of
+from tests.two_hosts.asker import CLUSTER_SECRET
 from tests.two_hosts.hosts import Host, HostProcess, wait_until
 from triptych.journey import Role
 
@@ -91,7 +92,9 @@ class TwoHostCluster:
         """front: the host with the router; tables: settings, as the workers' TOML file has them."""
         self._folder = folder
         self._config = folder / "settings.toml"
-        self._config.write_text(toml_of({**tables, "serve": {"model": str(model), "served_name": "m"}}))
+        serve = {"model": str(model), "served_name": "m", "cluster_secret": CLUSTER_SECRET}
+        router = {**tables.get("router", {}), "self_test": False}  # what is counted here is of our own questions alone
+        self._config.write_text(toml_of({**tables, "serve": serve, "router": router}))
         self._opened = ExitStack()
         self._killed: list[str] = []  # who did not end when asked to
         try:

@@ -28,7 +28,7 @@ class WorkerAddress:
 
 
 class WorkerActor:
-    """One worker. Ray runs the constructor again when the process dies, as a new incarnation on a new port."""
+    """One worker, for as long as its process lives: another one takes its place, under the same id or another."""
 
     def __init__(self, worker_id: str, roles: Sequence[str], settings: Settings, loopback: bool) -> None:
         _log_to_stderr(settings)
@@ -46,6 +46,10 @@ class WorkerActor:
 
     def address(self) -> WorkerAddress:
         return self._address
+
+    def drain(self) -> bool:
+        """Takes nothing new from now on. Whether all that was here has ended."""
+        return bool(self._host.drain())
 
     def stop(self) -> None:
         self._host.stop()

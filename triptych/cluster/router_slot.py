@@ -36,8 +36,10 @@ class RouterSlot:
         commons: Commons,
         progress: Callable[[str], None],
         show_logs: bool,
+        wished: "Wished | None" = None,
     ) -> None:
-        """task: what a router is told first; commons: of all slots"""
+        """task: what a router is told first; commons: of all slots; wished: must not wait"""
+        self._wished = wished
         self.name = f"router-{index}" if task["count"] > 1 else "router"
         self.is_ready = False
         self.answers: dict[str, Any] = {}  # to what it was asked since it is here
@@ -100,6 +102,10 @@ class RouterSlot:
         self._workers = workers
         self._send({"workers": workers})
 
+    def tell(self, answer: Mapping[str, Any]) -> None:
+        """What a wish has come to. A router that has died meanwhile, or its successor, does not care."""
+        self._send(answer)
+
     def ask(self, what: str) -> None:
         """The answer is among `answers` some `look` later."""
         self.answers.pop(what, None)
@@ -130,6 +136,8 @@ class RouterSlot:
             self._failure = message["failed"]
         elif "answer" in message:
             self.answers[message["answer"]] = message["value"]
+        elif "wish" in message and self._wished is not None:
+            self._wished(self, message["number"], message["wish"])
 
     def _bury(self, status: int) -> None:
         now = time.monotonic()
@@ -165,3 +173,7 @@ class RouterSlot:
         if self._lines is not None:
             with contextlib.suppress(OSError):  # it has died; the next `look` sees it
                 self._lines.send(dict(message))
+
+
+# Told of what an operator wants, with the number that its answer is to have.
+Wished = Callable[[RouterSlot, int, Mapping[str, Any]], None]

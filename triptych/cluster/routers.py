@@ -11,13 +11,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from triptych.cluster.actors import WorkerAddress
 from triptych.cluster.ports import bound
 from triptych.cluster.router_slot import RouterSlot
 from triptych.config import Settings, settings_as_values
-from triptych.errors import ClusterError
+from triptych.errors import ClusterError, InternalError, NoWorker, TriptychError
 from triptych.router.commons import Commons
 
 log = logging.getLogger(__name__)
@@ -27,14 +28,28 @@ _WATCH_SECONDS = 0.1
 _STOP_SECONDS = 12.0  # longer than a router takes for the answers that are being written
 
 
+# Does what an operator wishes, and tells how things stand then. Raises what the operator is to be told.
+Obey = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
 class RouterProcesses:
     """From `start` to `stop` as many routers as the settings ask for: one that dies is replaced.
 
     All methods may be called from any thread.
     """
 
-    def __init__(self, settings: Settings, progress: Callable[[str], None], show_logs: bool = False) -> None:
-        """show_logs: let what they log go where this process's does. Raises ConfigError where the port is taken."""
+    def __init__(
+        self,
+        settings: Settings,
+        progress: Callable[[str], None],
+        show_logs: bool = False,
+        obey: Obey | None = None,
+    ) -> None:
+        """show_logs: let what they log go where this process's does. obey: does what operators ask for over HTTP.
+
+        Raises ConfigError where the port is taken.
+        """
+        self._obey = obey or _nobody
         self._settings = settings
         self._listener = bound(settings.router.host, settings.router.port)
         self.port: int = self._listener.getsockname()[1]
@@ -45,9 +60,11 @@ class RouterProcesses:
         self._done = threading.Event()
         # Not the supervisor's watcher: that one waits for Ray, at times for seconds.
         self._watcher = threading.Thread(target=self._watch, name="routers", daemon=True)
+        # Operators' wishes: whoever carries them out may wait for Ray.
+        self._wishes = ThreadPoolExecutor(1, thread_name_prefix="wishes")
         self._workers: list[dict[str, Any]] = []
         self._slots = [
-            RouterSlot(index, self._task(index), self._listener, self._commons, progress, show_logs)
+            RouterSlot(index, self._task(index), self._listener, self._commons, progress, show_logs, self._take_wish)
             for index in range(count)
         ]
 
@@ -111,6 +128,7 @@ class RouterProcesses:
     def stop(self) -> None:
         """Lets them finish what they have for a few seconds; stopping again does nothing."""
         self._done.set()
+        self._wishes.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._listener.close()
             for slot in self._slots:
@@ -133,6 +151,21 @@ class RouterProcesses:
             for slot in self._slots:
                 slot.look()
 
+    def _take_wish(self, slot: RouterSlot, number: int, wish: Mapping[str, Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # of a server that is being stopped
+            self._wishes.submit(self._answer, slot, number, wish)
+
+    def _answer(self, slot: RouterSlot, number: int, wish: Mapping[str, Any]) -> None:
+        try:
+            answer = {"told": number, "value": self._obey(wish)}
+        except Exception as error:
+            if not isinstance(error, TriptychError):
+                log.exception("an operator's wish failed")
+                error = InternalError(repr(error))
+            answer = {"told": number, "error": type(error).__name__, "message": error.message, "param": error.param}
+        with self._lock:
+            slot.tell(answer)
+
     def _task(self, index: int) -> dict[str, Any]:
         return {
             "settings": settings_as_values(self._settings),
@@ -141,6 +174,10 @@ class RouterProcesses:
             "metrics_folder": self.metrics_folder,
             "commons": self._commons.descriptors,
         }
+
+
+def _nobody(wish: Mapping[str, Any]) -> dict[str, Any]:
+    raise NoWorker("whoever started this router keeps no workers")
 
 
 def _told(worker: WorkerAddress) -> dict[str, Any]:

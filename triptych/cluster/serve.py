@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from triptych.cluster.supervisor import Supervisor, plan_workers
+from triptych.cluster.supervisor import Supervisor
 from triptych.config import Settings, load_settings
 from triptych.models.card import load_card
 from triptych.models.folder import EMBEDDED_MODEL
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         port = supervisor.start()
         # Again: Ray has put a handler of its own in place when it started.
         _on_signals(_setter(stop))
-        names = ", ".join(name for name, _ in plan_workers(settings))
+        names = ", ".join(supervisor.worker_ids())
         print(f"Triptych is ready on http://{settings.router.host}:{port}/v1 with {names}", flush=True)
         while not (stop.wait(_LOOK_SECONDS) or supervisor.lost.is_set()):
             pass

@@ -10,7 +10,7 @@ from triptych.doctor.finding import Asked, Finding, fail, ok, warn
 from triptych.doctor.versions import installed, requirements
 from triptych.errors import TransferFailed
 from triptych.transfer.mapping import poll_until
-from triptych.transfer.nixl_agent import NixlAgent
+from triptych.transfer.nixl_agent import NixlAgent, Take
 from triptych.transfer.nixl_start import make_agent
 from triptych.transfer.slab import Slab, create_slab
 
@@ -59,7 +59,7 @@ def _read(owner: NixlAgent, reader: NixlAgent, slab: Slab) -> torch.Tensor:
     reader.register(landing)
     reader.join(info.nixl)
     pieces = np.array([[info.data_offset, info.data_bytes]], dtype=np.int64)
-    read = reader.read(info.nixl, pieces, landing)
+    read = reader.read(info.nixl, [Take(pieces, landing)])
     poll_until(read.done, time.monotonic() + _READ_SECONDS, "a read between two agents of this process")
     reader.leave(info.nixl.agent)
     return landing[: slab.data.numel()]

@@ -35,27 +35,65 @@ class DeviceCopier:
     def copy(self, pull: Pull, deadline: float) -> Int64Array:
         """As `Copier.copy`. Data and words are queued on one stream of the owner's GPU, the words behind the data."""
         lane = self._lane()
-        with torch.inference_mode(), lane.current(pull.source.device):
-            try:
-                found = queue_copies(pull, lane)
-            except Exception as error:
-                # What had been queued by then may still write.
-                self._wait(lane.record_end(pull), deadline, pull)
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise TransferFailed(f"no GPU memory for copying {pull.units.size} units: {error}") from error
-                raise
+        with self._queueing(lane, pull, deadline):
+            found = queue_copies(pull, lane)
             ended = lane.record_end(pull)
-        self._wait(ended, deadline, pull)
+        self._wait(ended, deadline, _copying(pull))
         return found.words(pull)
+
+    def begin(self, pull: Pull, deadline: float) -> Callable[[], bool]:
+        """As `LandingCopier.begin`."""
+        lane = self._lane()
+        with self._queueing(lane, pull, deadline):
+            _order_after_stamps(pull)
+            # Not the lane's: earlier copies of this thread may not have come to their numbers yet. Torch hands pinned
+            # memory out again only once the device is done with it.
+            _queue_data(pull, lambda count: torch.empty(2, count, dtype=torch.int64, pin_memory=True))
+            return lane.record_end(pull)
+
+    def numbers(self, words: Tensor, deadline: float) -> Int64Array:
+        """As `LandingCopier.numbers`."""
+        lane = self._lane()
+        with torch.inference_mode(), lane.current(words.device):
+            pinned = lane.pinned(1, max(1, words.numel()))[0, : words.numel()]
+            pinned.copy_(words, non_blocking=True)
+            ended = lane.record_end(words)
+        self._wait(ended, deadline, f"fetching {words.numel()} words")
+        return pinned.numpy().copy()
+
+    def pack(self, pull: Pull, words: Tensor, deadline: float) -> None:
+        """As `LandingCopier.pack`; nothing of it comes to the host."""
+        lane, count = self._lane(), pull.units.size
+        with self._queueing(lane, pull, deadline):
+            _order_after_stamps(pull)
+            pinned = _pinned_for(pull, lane)
+            _queue_data(pull, lambda _: pinned)
+            ids = _upload(pull.units, pinned[2], words.device)
+            words[:count].copy_(pull.source.words.index_select(0, ids))
+            words[count:].copy_(ids)
+            ended = lane.record_end(pull)
+        self._wait(ended, deadline, _copying(pull))
 
     def checksum(self, tensor: Tensor, rows: Sequence[int] | None = None) -> bytes:
         with torch.inference_mode(), self._lane().current(tensor.device):
             return checksum(tensor if rows is None else tensor[list(rows)])
 
-    def _wait(self, ended: Callable[[], bool], deadline: float, pull: Pull) -> None:
-        info = pull.source.info
+    @contextmanager
+    def _queueing(self, lane: "_Lane", pull: Pull, deadline: float) -> Iterator[None]:
+        """The lane's streams are current. Where not all could be queued, what was is waited for."""
+        with torch.inference_mode(), lane.current(pull.source.device):
+            try:
+                yield
+            except Exception as error:
+                # What had been queued by then may still write.
+                self._wait(lane.record_end(pull), deadline, _copying(pull))
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise TransferFailed(f"no GPU memory for copying {pull.units.size} units: {error}") from error
+                raise
+
+    def _wait(self, ended: Callable[[], bool], deadline: float, what: str) -> None:
         try:
-            poll_until(ended, deadline, f"copying {pull.units.size} units of {info.kind} arena {info.id}")
+            poll_until(ended, deadline, what)
         except TransferFailed as error:
             # The lane is busy with the lost copy for who knows how long: this thread's next pull gets a new one.
             del self._of_thread.lane
@@ -83,11 +121,11 @@ class _Lane:
         with torch.cuda.stream(self._stream(self._device)), torch.cuda.stream(self._stream(home)):
             yield
 
-    def record_end(self, pull: Pull) -> Callable[[], bool]:
-        """Tells whether all that is queued so far has ended; keeps lane and pull alive as long as it is held."""
+    def record_end(self, touched: object) -> Callable[[], bool]:
+        """Tells whether all that is queued so far has ended; keeps lane and `touched` alive as long as it is held."""
         events = [stream.record_event() for stream in self._streams.values()]
 
-        def ended(lane: "_Lane" = self, pull: Pull = pull) -> bool:
+        def ended(lane: "_Lane" = self, touched: object = touched) -> bool:
             return all(has_completed(event) for event in events)
 
         return ended
@@ -132,24 +170,43 @@ class Found(NamedTuple):
 
 def queue_copies(pull: Pull, lane: Pinned) -> Found:
     """Queues the event's word, data, then generation words on the current streams."""
-    if pull.home is not None:
-        with torch.cuda.device(pull.home.device):
-            pull.home.order_after_stamps()
-    pinned = lane.pinned(_COLUMNS, max(1, pull.units.size, pull.scattered[0].size if pull.scattered is not None else 0))
+    _order_after_stamps(pull)
+    pinned = _pinned_for(pull, lane)
     mark = pinned[4][:1]
     mark.fill_(pull.event)
     if isinstance(pull.source, CudaIpcMapping):
         mark.copy_(pull.source.event_word(pull.event), non_blocking=True)
+    _queue_data(pull, lambda count: pinned)
+    found = pinned[3][: pull.units.size]
+    if pull.units.size:
+        found.copy_(_words(pull, pinned[2]), non_blocking=True)
+    return Found(mark.numpy(), found.numpy())
+
+
+def _pinned_for(pull: Pull, lane: Pinned) -> Tensor:
+    """[_COLUMNS, count] with room for all numbers of a pull."""
+    moved = pull.scattered[0].size if pull.scattered is not None else 0
+    return lane.pinned(_COLUMNS, max(1, pull.units.size, moved))
+
+
+def _copying(pull: Pull) -> str:
+    return f"copying {pull.units.size} units of {pull.source.info.kind} arena {pull.source.info.id}"
+
+
+def _order_after_stamps(pull: Pull) -> None:
+    if pull.home is not None:
+        with torch.cuda.device(pull.home.device):
+            pull.home.order_after_stamps()
+
+
+def _queue_data(pull: Pull, room: Callable[[int], Tensor]) -> None:
+    """room: [2 or more, count] int64 of pinned memory, asked for where a kernel has to be told so many blocks"""
     if pull.scattered is None or (not pull.piece_bytes and len(pull.runs) <= _MOST_RUNS_COPIED_SINGLY):
         for run in pull.runs:
             piece = pull.source.data[run.source : run.source + run.num_bytes]
             pull.into[run.target : run.target + run.num_bytes].copy_(piece, non_blocking=True)
     else:
-        _scatter(pull, pull.scattered, pinned)
-    found = pinned[3][: pull.units.size]
-    if pull.units.size:
-        found.copy_(_words(pull, pinned[2]), non_blocking=True)
-    return Found(mark.numpy(), found.numpy())
+        _scatter(pull, pull.scattered, room(pull.scattered[0].size))
 
 
 def _scatter(pull: Pull, scattered: tuple[Int64Array, Int64Array], pinned: Tensor) -> None:

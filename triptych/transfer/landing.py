@@ -1,7 +1,7 @@
 """Registered memory of a consumer that READs over a network land in before their bytes are copied on.
 
 A READ that its owner holds for good cannot be taken back: what it would write into must belong to nobody else for good.
-So reads land in windows of their own, never in landing rows or KV blocks: a lost one costs a window until it ends.
+So reads land in windows of their own, never in landing rows or KV blocks: a lost one costs its windows until it ends.
 """
 
 import threading
@@ -27,14 +27,16 @@ _RECHECK_SECONDS = 0.01  # how often lost reads are asked whether they ended, wh
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """Memory for one read at a time.
+    """Memory for the reads of one pull.
 
-    data:  [window bytes] uint8
-    words: [WORDS_BYTES / 8] int64
+    data:   [window bytes, or a few times as many] uint8
+    words:  [WORDS_BYTES / 8] int64
+    places: which of the windows it is, in a row
     """
 
     data: Tensor
     words: Tensor
+    places: range
 
 
 class Windows:
@@ -44,18 +46,22 @@ class Windows:
         """Raises TransferFailed when there is no memory, or it cannot be registered."""
         usual = _CUDA_WINDOW_BYTES if device.type == "cuda" else _HOST_WINDOW_BYTES
         self.window_bytes = _whole_pages(settings.nixl_window_bytes or usual)
-        step = self.window_bytes + WORDS_BYTES
-        memory = _memory(device, settings.nixl_windows * step)
+        count = settings.nixl_windows
+        memory = _memory(device, count * (self.window_bytes + WORDS_BYTES))
         agent.register(memory)
+        # Data apart from words: windows in a row are one larger window.
+        self._data, self._words = memory[: count * self.window_bytes], memory[count * self.window_bytes :]
         self._changed = threading.Condition()
-        self._free = [_window(memory[begin : begin + step]) for begin in range(0, memory.numel(), step)]
+        self._free = set(range(count))
         self._lost: list[tuple[Window, str, Callable[[], bool]]] = []
         self._held: Counter[str] = Counter()  # by owner, lost ones too
-        self._most_of_one = max(1, settings.nixl_windows // 2)
+        self._most_of_one = max(1, count // 2)
 
-    def take(self, owner: str, deadline: float) -> Window:
+    def take(self, owner: str, deadline: float, num_bytes: int = 0) -> Window:
         """A window of nobody else's, for reads of one owner; give it back, or lose it.
 
+        num_bytes: to be read altogether. Where one window has no room for them and its neighbours are free, it is as
+                   many as have, of those that the owner may have
         Raises TransferFailed when there is none in time. An owner never has more than half of them: one that stands
         still leaves the others some.
         """
@@ -63,11 +69,14 @@ class Windows:
             while not self._may_take(owner):
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    lost = f"{len(self._lost)} wait for lost reads to end"
+                    lost = f"{sum(len(window.places) for window, _, _ in self._lost)} wait for lost reads to end"
                     raise TransferFailed(f"no window is free for a read, {self._held[owner]} are the owner's; {lost}")
                 self._changed.wait(min(left, _RECHECK_SECONDS) if self._lost else left)
-            self._held[owner] += 1
-            return self._free.pop()
+            wanted = max(1, -(-num_bytes // self.window_bytes))
+            places = self._in_a_row(min(wanted, self._most_of_one - self._held[owner]))
+            self._held[owner] += len(places)
+            self._free.difference_update(places)
+            return self._window(places)
 
     def give_back(self, window: Window, owner: str) -> None:
         with self._changed:
@@ -84,7 +93,7 @@ class Windows:
         """Windows that lost reads still hold."""
         with self._changed:
             self._recover()
-            return len(self._lost)
+            return sum(len(window.places) for window, _, _ in self._lost)
 
     def _may_take(self, owner: str) -> bool:
         self._recover()
@@ -96,15 +105,26 @@ class Windows:
         for window, owner, _ in back:
             self._take_back(window, owner)
 
+    def _in_a_row(self, most: int) -> range:
+        """The longest row of free windows, up to so many; at least one is free."""
+        best, begin = range(0), 0
+        for place in sorted(self._free):
+            if place - 1 not in self._free:
+                begin = place
+            if place - begin < most and place + 1 - begin > len(best):
+                best = range(begin, place + 1)
+        return best
+
+    def _window(self, places: range) -> Window:
+        data = self._data[places.start * self.window_bytes : places.stop * self.window_bytes]
+        words = self._words[places.start * WORDS_BYTES : (places.start + 1) * WORDS_BYTES]
+        return Window(data, words.view(torch.int64), places)
+
     def _take_back(self, window: Window, owner: str) -> None:
-        self._free.append(window)
-        self._held[owner] -= 1
+        self._free.update(window.places)
+        self._held[owner] -= len(window.places)
         if not self._held[owner]:
             del self._held[owner]
-
-
-def _window(memory: Tensor) -> Window:
-    return Window(memory[:-WORDS_BYTES], memory[-WORDS_BYTES:].view(torch.int64))
 
 
 def _memory(device: torch.device, num_bytes: int) -> Tensor:

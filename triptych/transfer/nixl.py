@@ -7,7 +7,7 @@ The owner computes nothing for it: its network card or its progress thread serve
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -21,9 +21,9 @@ from triptych.transfer.connections import OncePerKey
 from triptych.transfer.cuda_events import bind_context
 from triptych.transfer.landing import WORDS_BYTES, Windows
 from triptych.transfer.nixl_agent import NixlAgent
-from triptych.transfer.nixl_passage import Passage, Words
-from triptych.transfer.nixl_pieces import Part, as_packed, data_parts, scattered, word_parts
-from triptych.transfer.pull import Copier, IsWanted, Pull
+from triptych.transfer.nixl_passage import Beside, Passage, Words
+from triptych.transfer.nixl_pieces import as_packed, data_parts, scattered, word_parts
+from triptych.transfer.pull import IsWanted, LandingCopier, Pull
 from triptych.transfer.staging import Prepared, packed_bytes, words_offset
 
 _MOST_WORDS = WORDS_BYTES // WORD_BYTES
@@ -51,8 +51,23 @@ class NixlMapping:
         self.device = device
         self.prepare = prepare
         self.data, self.words = torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.int64)
+        self._came_to = 0  # the latest of the owner's events that is known to have come to pass
         agent.join(nixl)
         self._leave: Callable[[], None] | None = lambda: agent.leave(nixl.agent)
+
+    def is_written(self, pull: Pull, passage: Passage) -> bool:
+        """Whether a pull's event has come to pass, as its word in the slab says: asking the owner would take longer."""
+        if not self.nixl.vram:  # host memory is written before it is announced
+            return True
+        ipc = self.info.cuda_ipc
+        if ipc is None or not ipc.event_handles or pull.event < 1:
+            return False
+        if self._came_to < pull.event:  # events are of one stream: a later one vouches for those before it
+            at = ipc.event_words_offset + WORD_BYTES * (pull.event % len(ipc.event_handles))
+            pieces = np.array([[at, WORD_BYTES]], dtype=np.int64)
+            word = int(passage.words(Words(self.info, pieces, np.zeros(1, dtype=np.int64)))[0])
+            self._came_to = max(self._came_to, word)
+        return self._came_to >= pull.event
 
     def wait_event(self, index: int, deadline: float) -> None:
         """Host memory is written before it is announced; for a GPU's, the answer to Prepare comes behind the event."""
@@ -66,7 +81,9 @@ class NixlMapping:
 class NixlCopier:
     """Opens neighbours' slabs and does pulls out of them. Thread-safe; as many pulls at once as there are windows."""
 
-    def __init__(self, agent: NixlAgent, device: torch.device, copier: Copier, settings: TransferSettings) -> None:
+    def __init__(
+        self, agent: NixlAgent, device: torch.device, copier: LandingCopier, settings: TransferSettings
+    ) -> None:
         """copier: takes bytes from a window to their place on the device."""
         self._agent = agent
         self._device = device
@@ -94,17 +111,16 @@ class NixlCopier:
         return mapping
 
     def copy(self, pull: Pull, deadline: float) -> Int64Array:
-        """As `Copier.copy`. A read that is overdue goes on into a window: the destination is untouched then."""
+        """As `Copier.copy`. A read that is overdue goes on into a window: the destination is untouched by it."""
         source = _source_of(pull)
         pack = self._is_packed(pull, source)
-        prepared = (
-            None if not pack and self._is_written(pull, source, deadline) else self._prepare(pull, pack, deadline)
-        )
-        with self._passage(source.nixl.agent, deadline) as passage:
-            if prepared is not None:
-                return _copy_packed(pull, prepared, passage)
-            info = pull.source.info
-            return _bring(pull, data_parts(pull, passage.part_bytes), info, 0, _words(pull.units, info, pull), passage)
+        if not pack:
+            with self._passage(source.nixl.agent, deadline, pull.num_bytes) as passage:
+                if source.is_written(pull, passage):
+                    return _copy_plain(pull, passage)
+        prepared = self._prepare(pull, pack, deadline)
+        with self._passage(source.nixl.agent, deadline, pull.num_bytes) as passage:
+            return _copy_plain(pull, passage) if prepared is None else _copy_packed(pull, prepared, passage)
 
     def checksum(self, tensor: Tensor, rows: Sequence[int] | None = None) -> bytes:
         return self._copier.checksum(tensor, rows)
@@ -119,17 +135,6 @@ class NixlCopier:
         limit = self._settings.nixl_pack_below_bytes
         return pull.alone and scattered(pull, limit if source.nixl.vram else limit // _HOST_PIECES_ARE_CHEAPER)
 
-    def _is_written(self, pull: Pull, source: NixlMapping, deadline: float) -> bool:
-        """Whether a GPU's event has come to pass, as its word in the slab says: asking the owner would take longer."""
-        ipc = source.info.cuda_ipc
-        if ipc is None or not ipc.event_handles or pull.event < 1:
-            return False
-        at = ipc.event_words_offset + WORD_BYTES * (pull.event % len(ipc.event_handles))
-        with self._passage(source.nixl.agent, deadline) as passage:
-            asked = Words(source.info, np.array([[at, WORD_BYTES]], dtype=np.int64), np.zeros(1, dtype=np.int64))
-            word = passage.words(asked)
-        return bool(word[0] >= pull.event)
-
     def _prepare(self, pull: Pull, pack: bool, deadline: float) -> Prepared | None:
         """Where the owner packed the claim; None to read it where it lies, behind its event."""
         source = _source_of(pull)
@@ -141,16 +146,31 @@ class NixlCopier:
             return None
         return source.prepare(ClaimId(pull.claim), pack, deadline, pull.is_wanted)
 
-    def _passage(self, owner: str, deadline: float) -> Passage:
+    def _passage(self, owner: str, deadline: float, num_bytes: int = 0) -> Passage:
         bind_context(self._device)
         make = lambda: Windows(self._agent, self._device, self._settings)  # noqa: E731
-        return Passage(self._agent, self._copier, self._windows.get("windows", make, deadline), owner, deadline)
+        windows = self._windows.get("windows", make, deadline)
+        return Passage(self._agent, self._copier, windows, owner, deadline, num_bytes)
 
 
 def _source_of(pull: Pull) -> NixlMapping:
     if not isinstance(pull.source, NixlMapping):
         raise TransferFailed(f"an arena reached by {pull.source.transport} is not read over NIXL")
     return pull.source
+
+
+def _copy_plain(pull: Pull, passage: Passage) -> Int64Array:
+    """The pull from where it lies."""
+    info = pull.source.info
+    asked = _words(pull.units, info, pull)
+    parts = data_parts(pull, passage.part_bytes)
+    if len(asked) == 1:
+        picked, words = asked[0]
+        found = np.empty(picked.size, dtype=np.int64)
+        found[picked] = passage.bring(pull, parts, info, 0, Beside(behind=words))[1]
+        return found
+    passage.bring(pull, parts, info, 0, Beside())
+    return _taken(asked, passage)
 
 
 def _copy_packed(pull: Pull, prepared: Prepared, passage: Passage) -> Int64Array:
@@ -160,23 +180,32 @@ def _copy_packed(pull: Pull, prepared: Prepared, passage: Passage) -> Int64Array
     end = packed.offset + packed_bytes(num_units, unit_bytes)
     if packed.offset < 0 or packed.offset % staging.unit_bytes or end > staging.data_bytes:
         raise TransferFailed(f"a pack at bytes [{packed.offset}, {end}), the staging slab has {staging.data_bytes}")
-    begin = packed.offset + words_offset(num_units, unit_bytes)
-    asked = [
-        (
-            part.picked,
-            Words(staging, part.pieces * WORD_BYTES + np.array([staging.data_offset + begin, 0]), part.places),
-        )
-        for part in word_parts(np.arange(2 * num_units, dtype=np.int64), _MOST_WORDS)
-    ]
-    parts = data_parts(as_packed(pull), passage.part_bytes)
-    found = _bring(pull, parts, staging, packed.offset, asked, passage)
+    inside = _packed_words(staging, packed.offset + words_offset(num_units, unit_bytes), num_units)
     units = np.arange(packed.offset // staging.unit_bytes, -(-end // staging.unit_bytes), dtype=np.int64)
-    still = _taken(_words(units, staging, pull), passage)
+    guards = _words(units, staging, pull)
+    parts = data_parts(as_packed(pull), passage.part_bytes)
+    if len(inside) == len(guards) == 1 and inside[0][1].count + guards[0][1].count <= _MOST_WORDS:
+        # The ids and words in the pack are guarded by its generation like its data, and come along in any order.
+        found, still = passage.bring(
+            pull, parts, staging, packed.offset, Beside(along=inside[0][1], behind=guards[0][1])
+        )
+    else:
+        passage.bring(pull, parts, staging, packed.offset, Beside())
+        found, still = _taken(inside, passage), _taken(guards, passage)
     if bool((still != packed.generation).any()):
         raise ClaimExpired(f"the pack of {num_units} units was gone before it was read")
     if bool((found[num_units:] != pull.units).any()):
         raise TransferFailed(f"the owner packed other units than the {num_units} that the claim names here")
     return found[:num_units]
+
+
+def _packed_words(staging: ArenaInfo, begin: int, num_units: int) -> list[Asked]:
+    """The words, then the ids, of a pack that has them from that byte of the staging slab's data on."""
+    first = np.array([staging.data_offset + begin, 0])
+    return [
+        (part.picked, Words(staging, part.pieces * WORD_BYTES + first, part.places))
+        for part in word_parts(np.arange(2 * num_units, dtype=np.int64), _MOST_WORDS)
+    ]
 
 
 def _words(units: Int64Array, info: ArenaInfo, pull: Pull) -> list[Asked]:
@@ -188,19 +217,6 @@ def _words(units: Int64Array, info: ArenaInfo, pull: Pull) -> list[Asked]:
         notice = pull.claim if part is parts[-1] and pull.alone else b""
         asked.append((part.picked, Words(info, pieces, part.places, notice)))
     return asked
-
-
-def _bring(
-    pull: Pull, parts: Iterator[Part], source: ArenaInfo, offset: int, asked: Sequence[Asked], passage: Passage
-) -> Int64Array:
-    """A pull's data, then the words asked for: with its last bytes, where one read brings them all."""
-    if len(asked) != 1:
-        passage.bring(pull, parts, source, offset)
-        return _taken(asked, passage)
-    picked, words = asked[0]
-    found = np.empty(picked.size, dtype=np.int64)
-    found[picked] = passage.bring(pull, parts, source, offset, words)
-    return found
 
 
 def _taken(asked: Sequence[Asked], passage: Passage) -> Int64Array:

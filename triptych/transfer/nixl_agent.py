@@ -20,9 +20,9 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -37,6 +37,17 @@ log = logging.getLogger(__name__)
 _PROGRESS_MICROSECONDS = 100
 
 Result = TypeVar("Result")
+
+
+class Take(NamedTuple):
+    """What a READ brings, one piece behind the other, and where to.
+
+    pieces: [pieces, 2] int64 offsets from the slab's first byte, and lengths
+    target: [bytes] uint8 that the pieces fill from its beginning
+    """
+
+    pieces: Int64Array
+    target: Tensor
 
 
 @dataclass(slots=True)
@@ -132,21 +143,17 @@ class NixlAgent:
 
     # ------------------------------------------------------------------------------------------------ reading
 
-    def read(self, source: NixlInfo, pieces: Int64Array, target: Tensor, notice: bytes = b"") -> "NixlRead":
-        """Starts reading pieces of a joined neighbour's memory, one behind the other, into registered memory.
+    def read(self, source: NixlInfo, takes: Sequence[Take], notice: bytes = b"") -> "NixlRead":
+        """Starts reading pieces of a joined neighbour's memory into registered memory of one kind; in no set order.
 
-        pieces: [pieces, 2] int64 offsets from the slab's first byte, and lengths
-        target: [bytes] uint8 that the pieces fill from its beginning
         notice: what the owner's agent is told once the last byte has been read; empty: nothing
         Raises TransferFailed. Whatever else happens shows by polling what comes back.
         """
-        lengths = pieces[:, 1]
-        ends = np.cumsum(lengths)
-        if int(ends[-1]) > target.numel():
-            raise TransferFailed(f"{int(ends[-1])} bytes to be read into {target.numel()}")
-        remote = self._list(source.address + pieces[:, 0], lengths, source.device, source.vram)
-        on_gpu = target.device.type == "cuda"
-        local = self._list(target.data_ptr() + ends - lengths, lengths, target.device.index or 0, on_gpu)
+        pieces = np.concatenate([take.pieces for take in takes]) if len(takes) > 1 else takes[0].pieces
+        into = np.concatenate([_addresses(take) for take in takes])
+        target = takes[0].target.device
+        remote = self._list(source.address + pieces[:, 0], pieces[:, 1], source.device, source.vram)
+        local = self._list(into, pieces[:, 1], target.index or 0, target.type == "cuda")
         with self._lock:
             known = self._remotes.get(source.agent)
             if known is None or known.broken:
@@ -154,7 +161,7 @@ class NixlAgent:
             known.users += 1
             self._num_reads += 1
         try:
-            return NixlRead(self, source.agent, self._start(source.agent, local, remote, notice), target)
+            return NixlRead(self, source.agent, self._start(source.agent, local, remote, notice), takes)
         except BaseException:
             self._end_read(source.agent)
             raise
@@ -231,13 +238,13 @@ class NixlAgent:
 
 
 class NixlRead:
-    """A READ on its way. Poll it until it ended, whoever waits or not; its target is in use until then."""
+    """A READ on its way. Poll it until it ended, whoever waits or not; its targets are in use until then."""
 
-    def __init__(self, agent: NixlAgent, remote: str, handle: int, target: Tensor) -> None:
+    def __init__(self, agent: NixlAgent, remote: str, handle: int, takes: Sequence[Take]) -> None:
         self._agent = agent
         self._remote = remote
         self._handle = handle
-        self._target = target
+        self._takes = takes
         self._lock = threading.Lock()
         self._outcome: bool | TransferFailed = False
 
@@ -264,3 +271,13 @@ class NixlRead:
             self._outcome = error
         if self._outcome is not False:
             self._agent.end(self._handle, self._remote, well=self._outcome is True)
+
+
+def _addresses(take: Take) -> Int64Array:
+    """[pieces] int64 where each piece goes. Raises TransferFailed where they do not fit."""
+    lengths = take.pieces[:, 1]
+    ends = np.cumsum(lengths)
+    if int(ends[-1]) > take.target.numel():
+        raise TransferFailed(f"{int(ends[-1])} bytes to be read into {take.target.numel()}")
+    addresses: Int64Array = take.target.data_ptr() + ends - lengths
+    return addresses

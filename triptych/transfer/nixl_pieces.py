@@ -1,7 +1,7 @@
 """Which pieces of a neighbour's slab one read takes, and where they go out of the window they land in. Pure."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,19 +64,17 @@ def data_parts(pull: Pull, room: int) -> Iterator[Part]:
 def unit_part(sources: Int64Array, targets: Int64Array, unit_bytes: int) -> Part:
     """Whole units in one read."""
     places = np.arange(sources.size, dtype=np.int64)
-    joined = UnitRuns(sources, places, unit_bytes)
-    return Part(_pieces(joined), UnitRuns(places, targets, unit_bytes), (places, targets))
+    begins = np.append(0, _breaks(sources))
+    lengths = np.diff(np.append(begins, sources.size))
+    pieces = np.stack((sources[begins], lengths), axis=1) * unit_bytes
+    return Part(pieces, UnitRuns(places, targets, unit_bytes), (places, targets))
 
 
 def word_parts(units: Int64Array, room: int) -> Iterator[WordPart]:
     """Reads of at most `room` words that together bring the words of all units; near ones come in one piece."""
     order = np.argsort(units, kind="stable")
-    ordered = units[order]
-    begin = 0
-    while begin < ordered.size:
-        end, pieces, places = _word_pieces(ordered, begin, room)
-        yield WordPart(np.array(pieces, dtype=np.int64), order[begin:end], np.array(places, dtype=np.int64))
-        begin = end
+    for begin, end, pieces, places in _near_parts(units[order], _WORDS_GAP, room):
+        yield WordPart(pieces, order[begin:end], places)
 
 
 def scattered(pull: Pull, below_bytes: int) -> bool:
@@ -84,6 +82,8 @@ def scattered(pull: Pull, below_bytes: int) -> bool:
     if pull.piece_bytes and pull.scattered is not None:
         near = max(1, _PIECES_GAP_BYTES // pull.piece_bytes)
         pieces = int(np.count_nonzero(np.diff(np.sort(pull.scattered[0])) > near)) + 1
+    elif pull.scattered is not None:
+        pieces = _breaks(pull.scattered[0]).size + 1
     else:
         pieces = _num_pieces(pull.runs)
     return pieces > 1 and pull.num_bytes < pieces * below_bytes
@@ -95,68 +95,71 @@ def as_packed(pull: Pull) -> Pull:
     Raises TransferFailed for bytes outside of the claimed units.
     """
     unit_bytes = pull.source.info.unit_bytes
-    place_of = {int(unit): place for place, unit in enumerate(pull.units)}
-    try:
-        runs = tuple(moved for run in pull.runs for moved in _moved(run, place_of, unit_bytes))
-        units = None
-        if pull.scattered is not None:
-            sources, targets = pull.scattered
-            each = unit_bytes // pull.scattered_bytes
-            claimed, which = np.unique(sources // each, return_inverse=True)
-            there = np.array([place_of[int(unit)] for unit in claimed], dtype=np.int64)
-            units = (there[which] * each + sources % each, targets)
-    except KeyError as error:
-        raise TransferFailed(f"unit {error} is not among those claimed") from error
-    return replace(pull, runs=runs, scattered=units)
+    place_of = _Places(pull.units)
+    if pull.scattered is None:
+        return replace(pull, runs=tuple(moved for run in pull.runs for moved in _moved(run, place_of, unit_bytes)))
+    sources, targets = pull.scattered
+    each = unit_bytes // pull.scattered_bytes
+    there = place_of.all(sources // each) * each + sources % each
+    runs = () if pull.piece_bytes else UnitRuns(there, targets, unit_bytes)
+    return replace(pull, runs=runs, scattered=(there, targets))
+
+
+class _Places:
+    """Where in a pull's units each of them is."""
+
+    def __init__(self, units: Int64Array) -> None:
+        self._order = np.argsort(units, kind="stable")
+        self._units = units[self._order]
+
+    def all(self, units: Int64Array) -> Int64Array:
+        """[*] int64 for units of any order and number. Raises TransferFailed for one that is not there."""
+        found = np.minimum(np.searchsorted(self._units, units), self._units.size - 1)
+        missing = units[self._units[found] != units]
+        if missing.size:
+            raise TransferFailed(f"unit {missing[0]} is not among those claimed")
+        places: Int64Array = self._order[found]
+        return places
+
+    def one(self, unit: int) -> int:
+        return int(self.all(np.array([unit], dtype=np.int64))[0])
 
 
 def _piece_parts(sources: Int64Array, targets: Int64Array, piece_bytes: int, room: int) -> Iterator[Part]:
     """Pieces with what lies between near ones, which is read and left in the window."""
     order = np.argsort(sources, kind="stable")
     sources, targets = sources[order], targets[order]
-    steps = np.diff(sources)
-    is_near = steps <= max(1, _PIECES_GAP_BYTES // piece_bytes)
-    places = np.concatenate(([0], np.cumsum(np.where(is_near, steps, 1))))  # as if one window held them all
+    gap = max(1, _PIECES_GAP_BYTES // piece_bytes)
+    for begin, end, pieces, places in _near_parts(sources, gap, room // piece_bytes):
+        yield Part(pieces * piece_bytes, (), (places, targets[begin:end]))
+
+
+def _near_parts(numbers: Int64Array, gap: int, room: int) -> Iterator[tuple[int, int, Int64Array, Int64Array]]:
+    """Ascending numbers cut into parts that take at most `room` of them, those between near ones included.
+
+    gap: up to which steps are near
+    Each: first of its numbers, end of them, pieces [pieces, 2] of (number, how many), places [numbers] among what
+    the pieces bring.
+    """
+    steps = np.diff(numbers)
+    is_near = steps <= gap
+    places = np.concatenate(([0], np.cumsum(np.where(is_near, steps, 1))))  # as if one part held them all
     begin = 0
-    while begin < sources.size:
-        end = int(np.searchsorted(places, places[begin] + room // piece_bytes))
+    while begin < numbers.size:
+        end = int(np.searchsorted(places, places[begin] + room))
         cuts = np.flatnonzero(~is_near[begin : end - 1]) + begin
-        firsts, lasts = sources[np.append(begin, cuts + 1)], sources[np.append(cuts, end - 1)]
-        pieces = np.stack((firsts, lasts - firsts + 1), axis=1) * piece_bytes
-        yield Part(pieces, (), (places[begin:end] - places[begin], targets[begin:end]))
+        firsts, lasts = numbers[np.append(begin, cuts + 1)], numbers[np.append(cuts, end - 1)]
+        yield begin, end, np.stack((firsts, lasts - firsts + 1), axis=1), places[begin:end] - places[begin]
         begin = end
 
 
-def _moved(run: ByteRun, place_of: Mapping[int, int], unit_bytes: int) -> Iterator[ByteRun]:
+def _moved(run: ByteRun, place_of: _Places, unit_bytes: int) -> Iterator[ByteRun]:
     done = 0
     while done < run.num_bytes:
         unit, inside = divmod(run.source + done, unit_bytes)
         length = min(run.num_bytes - done, unit_bytes - inside)
-        yield ByteRun(place_of[unit] * unit_bytes + inside, run.target + done, length)
+        yield ByteRun(place_of.one(unit) * unit_bytes + inside, run.target + done, length)
         done += length
-
-
-def _word_pieces(units: Int64Array, begin: int, room: int) -> tuple[int, list[tuple[int, int]], list[int]]:
-    """As many units from `begin` on as there is room for: where they end, their pieces, their places."""
-    first, taken = int(units[begin]), 0
-    pieces: list[tuple[int, int]] = []
-    places: list[int] = []
-    last = first - 1
-    at = begin
-    while at < units.size:
-        unit = int(units[at])
-        if unit - last > _WORDS_GAP:
-            pieces.append((first, last - first + 1))
-            taken += last - first + 1
-            first = unit
-        if taken + unit - first + 1 > room:
-            break
-        places.append(taken + unit - first)
-        last = unit
-        at += 1
-    if last >= first:
-        pieces.append((first, last - first + 1))
-    return at, pieces, places
 
 
 def _cut(runs: Sequence[ByteRun], room: int) -> Iterator[list[ByteRun]]:
@@ -193,6 +196,11 @@ def _pieces(runs: Sequence[ByteRun]) -> Int64Array:
         else:
             pieces.append([run.source, run.num_bytes])
     return np.array(pieces, dtype=np.int64)
+
+
+def _breaks(numbers: Int64Array) -> Int64Array:
+    """Where a number does not follow on the one before it."""
+    return np.flatnonzero(np.diff(numbers) != 1) + 1
 
 
 def _num_pieces(runs: Sequence[ByteRun]) -> int:

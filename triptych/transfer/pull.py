@@ -106,10 +106,41 @@ class Copier(Protocol):
         """Of the tensor or some of its rows, as the function of that name, without touching anybody else's stream."""
 
 
+class LandingCopier(Copier, Protocol):
+    """A copier whose copies of data can go on while their caller does something else."""
+
+    def begin(self, pull: Pull, deadline: float) -> Callable[[], bool]:
+        """Starts copying a pull's data alone; tells whether that has ended, and keeps alive what it touches.
+
+        On one thread, copies and `numbers` happen in the order in which they were asked for. Raises as `copy`.
+        """
+
+    def numbers(self, words: Tensor, deadline: float) -> Int64Array:
+        """[count] int64, a copy of the device's words on the host. Raises as `copy`."""
+
+    def pack(self, pull: Pull, words: Tensor, deadline: float) -> None:
+        """Copies a pull's data, then its units' words, as they are behind it, and ids into `words` [2 * units] int64.
+
+        Raises as `copy`.
+        """
+
+
+def _has_ended() -> bool:
+    return True
+
+
 class HostCopier:
     """Copies between host memories on the calling thread."""
 
     def copy(self, pull: Pull, deadline: float) -> Int64Array:
+        self.begin(pull, deadline)
+        # The words must be loaded after the last byte of data. Even a torn load of a word would do: the owner fences
+        # after the word, so whoever has seen one overwriting byte sees all eight bytes of the new word.
+        fence()
+        return pull.source.words.numpy()[pull.units]
+
+    def begin(self, pull: Pull, deadline: float) -> Callable[[], bool]:
+        """Has ended when this returns."""
         # numpy rather than torch: one memcpy on this thread, without the interpreter lock, and without a team of
         # OpenMP threads for every puller thread.
         data, into = pull.source.data.numpy(), pull.into.numpy()
@@ -119,10 +150,14 @@ class HostCopier:
             into[run.target : run.target + run.num_bytes] = data[run.source : run.source + run.num_bytes]
             if index == 0 and pull.halfway is not None:
                 pull.halfway()
-        # The words must be loaded after the last byte of data. Even a torn load of a word would do: the owner fences
-        # after the word, so whoever has seen one overwriting byte sees all eight bytes of the new word.
+        return _has_ended
+
+    def numbers(self, words: Tensor, deadline: float) -> Int64Array:
         fence()
-        return pull.source.words.numpy()[pull.units]
+        return words.numpy().copy()
+
+    def pack(self, pull: Pull, words: Tensor, deadline: float) -> None:
+        words.numpy()[:] = np.concatenate((self.copy(pull, deadline), pull.units))
 
     def checksum(self, tensor: Tensor, rows: Sequence[int] | None = None) -> bytes:
         return checksum(tensor if rows is None else tensor[list(rows)])

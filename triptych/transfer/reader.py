@@ -29,7 +29,7 @@ from triptych.transfer.nixl import NixlCopier
 from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.pairing import open_mapping
 from triptych.transfer.protocol.pulling import PullMachine
-from triptych.transfer.pull import Copier, CopyAbandoned, HostCopier, IsWanted, Pull, always
+from triptych.transfer.pull import Copier, CopyAbandoned, HostCopier, IsWanted, LandingCopier, Pull, always
 from triptych.transfer.quarantine import Quarantine, overlap
 from triptych.transfer.reading import GiveBack, Reading
 from triptych.transfer.shards import Landed, Repack, plan_repacked, plan_row_shards, plan_same_blocks
@@ -293,6 +293,6 @@ def spoil(pull: Pull) -> None:
         pull.into[(int(pull.scattered[1][-1]) + 1) * pull.piece_bytes - 1] ^= 0xFF
 
 
-def copier_for(device: torch.device) -> Copier:
+def copier_for(device: torch.device) -> LandingCopier:
     """Copies into memory of that device."""
     return DeviceCopier(device) if device.type == "cuda" else HostCopier()

@@ -20,16 +20,14 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from triptych.errors import ClaimExpired, TransferFailed
 from triptych.journey import ClaimId, Endpoint, Int64Array
 from triptych.transfer.arena import WORD_BYTES, ArenaInfo
-from triptych.transfer.cuda_events import has_completed, new_stream
+from triptych.transfer.cuda_events import new_stream
 from triptych.transfer.leases import Claimed, LeaseTable
 from triptych.transfer.local import LocalMapping
-from triptych.transfer.mapping import poll_until
-from triptych.transfer.pull import Copier, CopyAbandoned, IsWanted, Pull, UnitRuns
+from triptych.transfer.pull import CopyAbandoned, IsWanted, LandingCopier, Pull, UnitRuns
 from triptych.transfer.slab import Slab
 
 log = logging.getLogger(__name__)
@@ -76,7 +74,7 @@ class Staging:
         self,
         slabs: Mapping[int, Slab],
         leases: LeaseTable,
-        copier: Copier,
+        copier: LandingCopier,
         slab: Slab | None,
     ) -> None:
         """slabs: those that claims are on, by arena id; slab: where packs go, if this worker has any room for them"""
@@ -89,7 +87,7 @@ class Staging:
         self._generations = itertools.count(1)
         self._packs: dict[ClaimId, Packed] = {}
         self._stuck: list[tuple[Callable[[], bool], range]] = []  # packs whose copy has not ended
-        # One stream for all stamps and words, and none that others use: stamps are in order, and wait for no model.
+        # One stream for all stamps, and none that others use: they are in order, and wait for no model.
         on_gpu = slab is not None and slab.device.type == "cuda"
         self._stream = new_stream(slab.device) if slab is not None and on_gpu else None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare")
@@ -177,20 +175,8 @@ class Staging:
         runs = UnitRuns(units, places, unit_bytes)
         pull = Pull(source, into, runs, units, units, 0, scattered=(units, places), home=slab)
         # The words as they were behind the data. A reader compares them: what this owner believes vouches for nothing.
-        words = torch.from_numpy(np.concatenate((self._copier.copy(pull, deadline), units)))
-        self._put(words.view(torch.uint8), whole[words_offset(units.size, unit_bytes) :], deadline)
-
-    def _put(self, words: Tensor, into: Tensor, deadline: float) -> None:
-        if self._stream is None:
-            into.copy_(words)
-            return
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
-            into.copy_(words, non_blocking=True)
-            ended = partial(has_completed, self._stream.record_event())
-        try:
-            poll_until(ended, deadline, "writing the words of a pack")
-        except TransferFailed as error:
-            raise CopyAbandoned(error.message, ended) from error
+        words = whole[words_offset(units.size, unit_bytes) :].view(torch.int64)
+        self._copier.pack(pull, words, deadline)
 
     def _take(self, num_bytes: int) -> range | None:
         if self._slab is None:

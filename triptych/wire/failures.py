@@ -12,6 +12,7 @@ from triptych.errors import (
     InvalidMedia,
     Overloaded,
     TriptychError,
+    Unproven,
     WorkerLost,
 )
 from triptych.pb import common_pb2 as pb
@@ -57,8 +58,15 @@ def error_from_rpc(error: grpc.RpcError) -> TriptychError:
         return DeadlineExceeded("a worker did not answer in time")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Overloaded(f"a worker refused: {detail}")
+    if code is grpc.StatusCode.UNAVAILABLE and _is_of_handshake(detail):
+        return Unproven("a worker's address and this process do not prove to be of one cluster: serve.cluster_secret")
     # Sending over a connection that has just broken: grpc.aio tells that with these words, not with UNAVAILABLE.
     broke = code is grpc.StatusCode.INTERNAL and detail.startswith("Internal error from Core")
     if broke or code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return WorkerLost("a worker went away while it held the request")
     return InternalError(f"a worker failed: {code.name} {detail}")
+
+
+def _is_of_handshake(detail: str) -> bool:
+    """Whether a connection failed for what one end of it could not show; who is refused is told only of a close."""
+    return "handshake failed" in detail or ("failed to connect" in detail and "Socket closed" in detail)

@@ -1,0 +1,64 @@
+"""/admin/scale and /admin/role: how many workers of each role there are, changed while requests go on."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
+from starlette.requests import Request as HTTPRequest
+
+from triptych.router.admin import require_admin
+from triptych.router.body import read_body
+from triptych.router.router import Router
+from triptych.router.schema import invalid_request
+from triptych.router.supervision import Supervision
+
+_MOST_BYTES = 4096
+
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+_COUNTS = TypeAdapter(Annotated[dict[Name, StrictInt], Field(max_length=16)])
+
+
+class SwitchRequest(BaseModel):
+    """Which worker is to make room for one of another role."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    worker: Name
+    role: Name
+
+
+class ScaleAdmin:
+    """What may be wished for, the supervisor knows; here it is only read."""
+
+    def __init__(self, router: Router, supervision: Supervision) -> None:
+        self._router = router
+        self._supervision = supervision
+
+    async def show(self, http: HTTPRequest) -> dict[str, Any]:
+        """Workers wanted and there, by group, and whether the one is the other."""
+        require_admin(http)
+        return await self._supervision.wish({"show": True})
+
+    async def scale(self, http: HTTPRequest) -> dict[str, Any]:
+        """The body is a number for each role to be changed. Raises InvalidRequest for what cannot be."""
+        body = await self._body(http)
+        try:
+            counts: Mapping[str, int] = _COUNTS.validate_json(body)
+        except ValidationError as error:
+            raise invalid_request(error) from None
+        return await self._supervision.wish({"scale": counts})
+
+    async def switch(self, http: HTTPRequest) -> dict[str, Any]:
+        """The body names a worker and a role. Raises InvalidRequest for what cannot be."""
+        body = await self._body(http)
+        try:
+            asked = SwitchRequest.model_validate_json(body)
+        except ValidationError as error:
+            raise invalid_request(error) from None
+        return await self._supervision.wish({"switch": {"worker": asked.worker, "role": asked.role}})
+
+    async def _body(self, http: HTTPRequest) -> bytes:
+        require_admin(http)
+        with self._router.budget.holding() as of_body:
+            seconds = self._router.settings.router.stage_timeout_seconds
+            return (await read_body(http, _MOST_BYTES, seconds, of_body)).data

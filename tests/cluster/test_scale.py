@@ -1,0 +1,101 @@
+"""Roles are scaled and switched under load: real workers on a Ray of their own, by the commands an operator has."""
+
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.cluster.load import Load
+from tests.journey.messages import user
+from tests.served import PICTURES, shown
+from triptych.cli import main
+from triptych.cluster.supervisor import Supervisor
+from triptych.config import MIB, EncoderSettings, LanguageSettings, RouterSettings, ServeSettings, Settings
+
+KEY = "operator-of-this-test"
+HEADERS = {"authorization": f"Bearer {KEY}"}
+IN_FLIGHT = 100
+IDLE_SECONDS = 20.0  # a liveness bound
+NAMES = ("red-circle.png", "sign-tea.png", "two-shapes.png")
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Of a server with one worker for each role."""
+    supervisor = Supervisor(
+        Settings(
+            serve=ServeSettings(served_name="m", device="cpu", ray="local", cpu_threads=1),
+            router=RouterSettings(port=0, api_key=KEY, status_interval_seconds=0.2, log_level="warning"),
+            encoder=EncoderSettings(arena_bytes=32 * MIB),
+            language=LanguageSettings(kv_bytes=64 * MIB, landing_bytes=32 * MIB),
+        )
+    )
+    url = f"http://127.0.0.1:{supervisor.start()}"
+    try:
+        yield url
+    finally:
+        supervisor.stop()
+
+
+@pytest.fixture
+def load(url: str) -> Iterator[Load]:
+    """What is wrong with any answer fails the test at its end, and what is left over anywhere."""
+    parts = [[shown(name), f"What is in picture {name}?"] for name in NAMES if (PICTURES / name).exists()]
+    messages = [user(*part) for part in [*parts, ["Which colours are there?"]]]
+    bodies = [
+        {"model": "m", "messages": [message], "temperature": 0, "max_tokens": 8, "ignore_eos": True}
+        for message in messages
+    ]
+    with Load(url, bodies, IN_FLIGHT, HEADERS) as load:
+        yield load
+    assert load.wrong == []
+    assert load.num_answered > IN_FLIGHT
+    wait_idle(url)
+
+
+def wait_idle(url: str) -> None:
+    deadline = time.monotonic() + IDLE_SECONDS
+    while busy := [worker for worker in workers(url) if not worker["idle"]]:
+        assert time.monotonic() < deadline, busy
+        time.sleep(0.05)
+
+
+def workers(url: str) -> list[dict[str, object]]:
+    return list(httpx.get(f"{url}/v1/cluster", headers=HEADERS, trust_env=False).json()["workers"])
+
+
+def operate(url: str, *words: str) -> int:
+    return main([*words, "--url", url, "--api-key", KEY, "--timeout", "120"])
+
+
+def counts(url: str) -> dict[str, tuple[int, int]]:
+    """Wanted and ready, by group."""
+    groups = httpx.get(f"{url}/admin/scale", headers=HEADERS, trust_env=False).json()["groups"]
+    return {name: (each["wanted"], each["ready"]) for name, each in groups.items()}
+
+
+def retries(url: str) -> float:
+    """That requests have spent so far."""
+    text = httpx.get(f"{url}/metrics", headers=HEADERS, trust_env=False).text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("triptych:retries_total{"))
+
+
+def test_encoders_and_decode_workers_come_and_go_under_load(url: str, load: Load) -> None:
+    assert operate(url, "scale", "encode=2", "decode=2") == 0
+    assert counts(url) == {"encode": (2, 2), "prefill": (1, 1), "decode": (2, 2)}
+    before = load.num_answered
+    assert operate(url, "scale", "encode=1", "decode=1") == 0
+    assert counts(url) == {"encode": (1, 1), "prefill": (1, 1), "decode": (1, 1)}
+    assert load.num_answered > before
+    assert retries(url) == 0, "going on elsewhere is no retry"
+
+
+def test_workers_switch_between_prefill_and_decode_under_load(url: str, load: Load) -> None:
+    assert operate(url, "scale", "decode=2") == 0
+    assert operate(url, "role", "decode-0", "prefill") == 0
+    assert counts(url) == {"encode": (1, 1), "prefill": (2, 2), "decode": (1, 1)}
+    assert operate(url, "role", "prefill-0", "decode") == 0
+    assert operate(url, "scale", "decode=1") == 0
+    assert counts(url) == {"encode": (1, 1), "prefill": (1, 1), "decode": (1, 1)}
+    assert retries(url) == 0

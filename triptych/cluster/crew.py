@@ -1,0 +1,214 @@
+"""Keeps as many workers as are wanted: carries out, as Ray actors, what cluster/reconcile.py says."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from triptych.cluster.groups import counts_wished, first_counts, group_meant, groups_of
+from triptych.cluster.member import Member, reason_of
+from triptych.cluster.reconcile import Action, Backoff, Desired, Drain, Start, State, reconcile
+from triptych.cluster.view import View
+from triptych.config import Settings
+from triptych.errors import InvalidRequest
+from triptych.journey import Role
+
+log = logging.getLogger(__name__)
+
+# Makes the actor of a worker with this id and these roles.
+Hire = Callable[[str, frozenset[Role]], Any]
+
+_LOOK_SECONDS = 0.1
+_PING_SECONDS = 0.25
+_STOP_SECONDS = 5.0
+_LOST_SECONDS = 15.0  # without a word from Ray
+_NEWS_SECONDS = 10.0  # between two words about what still loads
+_LOUD_FAILURES = 3  # in a row, from which on the wait before the next try is told
+_KEPT_NEWS = 64
+
+
+class Crew:
+    """The workers of one cluster, from `start` to `stop`. Any thread may call; only `stop` takes its time."""
+
+    def __init__(self, settings: Settings, hire: Hire) -> None:
+        self._settings = settings
+        self._hire = hire
+        self._roles = groups_of(settings.serve.topology)
+        self._lock = threading.Lock()
+        self._counts = first_counts(settings.serve)
+        self._leaving: frozenset[str] = frozenset()
+        self._members: dict[str, Member] = {}  # of the thread alone
+        self._backoff = Backoff()
+        self._failures: dict[str, str] = {}
+        self._news: deque[tuple[int, str]] = deque(maxlen=_KEPT_NEWS)
+        self._told_at = 0.0
+        self._view = View(settings.serve.topology, dict(self._counts))
+        self._wake, self._done = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="crew", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def view(self) -> View:
+        return self._view
+
+    def scale(self, wish: Mapping[str, int]) -> None:
+        """From now on so many workers of each group. Raises InvalidRequest for what cannot be."""
+        with self._lock:
+            self._want(counts_wished(self._settings.serve.topology, self._counts, wish))
+
+    def switch(self, worker_id: str, role: str) -> None:
+        """One worker fewer in this one's group, which is this one; one more in the role's. Raises InvalidRequest."""
+        target = group_meant(self._settings.serve.topology, role)
+        group = self._group_of(worker_id)
+        with self._lock:
+            if group == target:
+                raise InvalidRequest(f"{worker_id} is of {target} already", param="worker")
+            if self._counts[group] < 2:
+                raise InvalidRequest(
+                    f"{worker_id} is all that there will be of {group}; first add another: triptych scale {group}=2",
+                    param="worker",
+                )
+            changed = {group: self._counts[group] - 1, target: self._counts[target] + 1}
+            self._leaving |= {worker_id}
+            self._want(counts_wished(self._settings.serve.topology, self._counts, changed))
+
+    def stop(self) -> None:
+        """Ends all workers, whatever they have. Returns when they have gone."""
+        self._done.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join(2 * _STOP_SECONDS)
+        members = list(self._members.values())
+        stopping = [member.actor.stop.remote() for member in members]
+        if stopping:
+            ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECONDS)
+        for member in members:
+            member.end()
+
+    def _want(self, counts: dict[str, int]) -> None:
+        """Under the lock. Whoever looks from now on sees that it is not there yet."""
+        self._counts = counts
+        self._view = replace(self._view, counts=dict(counts))
+        self._wake.set()
+
+    def _group_of(self, worker_id: str) -> str:
+        """Raises InvalidRequest for a worker that is not there, or goes already."""
+        for worker in self._view.workers:
+            if worker.worker_id == worker_id:
+                if worker.state in (State.DRAINING, State.STOPPING):
+                    raise InvalidRequest(f"{worker_id} is {worker.state} already", param="worker")
+                return worker.group
+        names = ", ".join(worker.worker_id for worker in self._view.workers)
+        raise InvalidRequest(f"there is no worker {worker_id[:64]!r}; there are {names}", param="worker")
+
+    def _run(self) -> None:
+        answered_at = time.monotonic()
+        pinged_at = 0.0
+        while not self._done.is_set():
+            now = time.monotonic()
+            try:
+                if now - pinged_at >= _PING_SECONDS:
+                    pinged_at = now
+                    for member in self._members.values():
+                        member.ask()
+                self._hear()
+                for action in self._decide():
+                    self._carry_out(action)
+                answered_at = now
+            except RayError as error:
+                if now - answered_at > _LOST_SECONDS:
+                    self._say("Ray has gone, and this server's workers with it")
+                    self._publish(is_lost=True)
+                    return
+                log.warning("the cluster's state is unknown for now: %s", reason_of(error))
+            except Exception:  # a bug of ours must not end what keeps the workers
+                log.exception("keeping the workers failed")
+            self._publish()
+            self._wake.wait(_LOOK_SECONDS)
+            self._wake.clear()
+
+    def _hear(self) -> None:
+        open_questions = {member.question: member for member in self._members.values() if member.question is not None}
+        if open_questions:
+            answered, _ = ray.wait(list(open_questions), num_returns=len(open_questions), timeout=0)
+            for question in answered:
+                member, before = open_questions[question], open_questions[question].state
+                member.hear(time.monotonic())
+                if before is State.STARTING and member.state is State.READY:
+                    self._failures.pop(member.worker_id, None)
+                    self._say(f"{member.worker_id} ready")
+        for member in list(self._members.values()):
+            if member.state is State.STOPPING and time.monotonic() >= member.stops_at and not member.is_gone:
+                member.end()
+            if member.is_gone:
+                self._bury(member)
+
+    def _bury(self, member: Member) -> None:
+        worker_id, now = member.worker_id, time.monotonic()
+        del self._members[worker_id]
+        with self._lock:
+            self._leaving -= {worker_id}
+        if member.state in (State.DRAINING, State.STOPPING) or not member.failure:
+            self._failures.pop(worker_id, None)
+            self._backoff.forget(worker_id)
+            self._say(f"{worker_id} has ended")
+            return
+        waits = self._backoff.failed(worker_id, now, member.ready_seconds(now))
+        failures = self._backoff.failures[worker_id]
+        self._failures[worker_id] = member.failure
+        text = f"{worker_id} is down: {member.failure}"
+        if failures >= _LOUD_FAILURES:
+            text += f"; that was the {failures}th time in a row, the next try is in {waits:g} s"
+        self._say(text)
+
+    def _decide(self) -> list[Action]:
+        now = time.monotonic()
+        with self._lock:
+            desired = Desired(dict(self._counts), self._leaving)
+        actual = [member.actual(now) for member in self._members.values()]
+        return reconcile(desired, actual, self._backoff.not_before, now)
+
+    def _carry_out(self, action: Action) -> None:
+        now = time.monotonic()
+        if isinstance(action, Start):
+            actor = self._hire(action.worker_id, self._roles[action.group])
+            member = Member(action.worker_id, action.group, actor, now)
+            self._members[action.worker_id] = member
+        else:
+            member = self._members[action.worker_id]
+            if isinstance(action, Drain):
+                serve, router = self._settings.serve, self._settings.router
+                member.drain(now + (serve.drain_seconds or router.request_timeout_seconds))
+                self._say(f"{member.worker_id} drains")
+            elif member.state is State.STARTING:  # nothing to finish, and its constructor would keep a question waiting
+                member.state = State.STOPPING
+                member.end()
+                return
+            else:
+                if not member.actual(now).is_empty:
+                    self._say(f"{member.worker_id} has taken too long to finish; its requests go on elsewhere")
+                member.stop(now + _STOP_SECONDS)
+        member.ask()
+
+    def _publish(self, *, is_lost: bool = False) -> None:
+        now = time.monotonic()
+        loading = [member for member in self._members.values() if member.state is State.STARTING]
+        if loading and now - max(self._told_at, min(member.began_at for member in loading)) >= _NEWS_SECONDS:
+            self._told_at = now
+            waited = max(now - member.began_at for member in loading)
+            self._say(f"loading {', '.join(member.worker_id for member in loading)} ({waited:.0f} s)")
+        workers = tuple(member.view(now) for member in self._members.values())
+        failures, news = dict(self._failures), tuple(self._news)
+        with self._lock:
+            self._view = View(self._settings.serve.topology, dict(self._counts), workers, failures, news, is_lost)
+
+    def _say(self, text: str) -> None:
+        number = self._news[-1][0] + 1 if self._news else 0
+        self._news.append((number, text))

@@ -1,0 +1,98 @@
+"""One worker as its keeper knows it: the actor, its state, and the one question to it that is open."""
+
+import logging
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+
+from triptych.cluster.actors import WorkerAddress
+from triptych.cluster.reconcile import Actual, State
+from triptych.cluster.view import WorkerView
+
+log = logging.getLogger(__name__)
+
+_SILENT_SECONDS = 5.0  # a ready worker's actor that has not answered for so long gets nothing new
+_SETTLE_SECONDS = 0.5  # that a worker has held nothing before it is stopped: its last words are with the routers then
+
+
+@dataclass(slots=True)
+class Member:
+    """Belongs to the crew's thread. Nothing here waits for an actor."""
+
+    worker_id: str
+    group: str
+    actor: Any
+    began_at: float
+    state: State = State.STARTING
+    address: WorkerAddress | None = None
+    ready_at: float = inf
+    gives_up_at: float = inf
+    failure: str = ""  # why it is gone; empty while it is there, and where it was stopped
+    is_gone: bool = False
+    question: Any = None
+    heard_at: float = 0.0
+    empty_since: float = inf
+    stops_at: float = inf
+
+    def ask(self) -> None:
+        """What its state wants to know, unless something is still open."""
+        if self.question is not None:
+            return
+        method = {State.DRAINING: "drain", State.STOPPING: "stop"}.get(self.state, "address")
+        self.question = getattr(self.actor, method).remote()
+
+    def hear(self, now: float) -> None:
+        """Takes the answer, which is there."""
+        question, self.question = self.question, None
+        try:
+            answer = ray.get(question)
+        except ActorUnavailableError:
+            return  # for now; it will answer, or Ray says that it has died
+        except RayActorError as error:
+            self.is_gone, self.failure = True, "" if self.state is State.STOPPING else reason_of(error)
+            return
+        except RayTaskError as error:
+            log.warning("%s: %s", self.worker_id, reason_of(error))
+            answer = None
+        self.heard_at = now
+        if self.state is State.STARTING and isinstance(answer, WorkerAddress):
+            self.state, self.address, self.ready_at = State.READY, answer, now
+        elif self.state is State.DRAINING:
+            self.empty_since = min(self.empty_since, now) if answer is True else inf
+        elif self.state is State.STOPPING:
+            self.stops_at = now
+
+    def drain(self, gives_up_at: float) -> None:
+        self.state, self.gives_up_at, self.question = State.DRAINING, gives_up_at, None
+
+    def stop(self, stops_at: float) -> None:
+        """stops_at: from when on it is ended by force"""
+        self.state, self.stops_at, self.question = State.STOPPING, stops_at, None
+
+    def end(self) -> None:
+        ray.kill(self.actor, no_restart=True)
+        self.is_gone = True
+
+    def ready_seconds(self, now: float) -> float:
+        return max(0.0, now - self.ready_at)
+
+    def actual(self, now: float) -> Actual:
+        is_empty = now - self.empty_since >= _SETTLE_SECONDS
+        return Actual(self.worker_id, self.group, self.state, is_empty, self.gives_up_at)
+
+    def view(self, now: float) -> WorkerView:
+        silent = self.state is State.READY and now - self.heard_at > _SILENT_SECONDS
+        listed = self.address if self.state is State.READY and not silent else None
+        note = "its actor does not answer" if silent else ""
+        if self.state is State.STARTING:
+            note = f"for {now - self.began_at:.0f} s"
+        return WorkerView(self.worker_id, self.group, self.state, note, listed)
+
+
+def reason_of(error: BaseException) -> str:
+    """The innermost message of a Ray error, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__).removeprefix("triptych.errors.ConfigError: ")
