@@ -1,9 +1,9 @@
 """Who is taken up next: new requests go through one after the other, up to the workers.
 
 Reading, laying out and placing a request takes milliseconds of the one event loop, in a dozen steps between which
-others run. Were sixteen requests that come together taken up together, each step of the first would wait for one of all the
-others, and all would reach the workers late and at once, while those have nothing to do. In turns the first is there
-after its own milliseconds, and the last no later than it would be anyway.
+others run. Were sixteen requests that come together taken up together, each step of the first would wait for one of
+all the others, and all would reach the workers late and at once, while those have nothing to do. In turns the first is
+there after its own milliseconds, and the last no later than it would be anyway.
 
 A turn ends when the request is with its prefill worker. It ends early where the request waits for others: for a
 worker that is full, a long text in a thread, an image that is fetched.
