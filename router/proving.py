@@ -135,6 +135,7 @@ class Prover:
     async def _answer(self, course: Course) -> Sequence[Token]:
         """The answer, found to be right. Raises _Wrong, and whatever keeps it from being given."""
         prepared = await self._prepare(f"self-test {secrets.token_hex(16)}")
+        prepared = dataclasses.replace(prepared, checksums=True)
         answer = await self._ask(course, prepared)
         if flaw := self_test.difference(self._right, answer):
             raise _Wrong(flaw)

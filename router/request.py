@@ -29,6 +29,7 @@ class Prepared:
     image_params: tuple[str, ...]  # by item: dotted path of the image in the client's JSON
     grammar_param: str = ""  # dotted path of what asks for the grammar, if there is one
     cache_salt: bytes = b""  # rows and KV are shared only between requests of the same salt
+    checksums: bool = False  # whatever is handed over for it is summed up and checked
     priority: int = 0  # lower is served first where KV blocks are short
 
 

@@ -50,7 +50,9 @@ class StageTools:
     used: set[WorkerLink]
 
     def envelope(self, link: WorkerLink) -> common_pb2.Envelope:
-        return link.envelope(self.request.id, self.number, self.seconds_left())
+        message = link.envelope(self.request.id, self.number, self.seconds_left())
+        message.checksums = self.request.prepared.checksums
+        return message
 
     @property
     def generated(self) -> bytes:

@@ -54,14 +54,23 @@ class ServeSettings:
     pin_tiers: bool = False  # a worker waits for a node with its roles' resources (deploy/): triptych_encode: 1, ...
     # By which routers and workers prove that they belong together. Empty: whoever starts them together makes one.
     cluster_secret: str = field(default="", repr=False)
-    ray: str = "auto"  # join the Ray that runs here or start one; local: always start one; or a Ray address
+    # auto: join the Ray that runs here or start one; local: always start one; or where a Ray is: workers then live on
+    # when this server is killed, and the next one takes them over.
+    ray: str = "auto"
+    cluster: str = "triptych"  # by this name a later server finds them in that Ray
     cpu_threads: int = 0  # per worker, for CPU arithmetic; 0: all cores. Steps that only decode take half of them
     profile_folder: str = ""  # where workers look for questions what their device does (services/profiling.py)
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether workers outlive the server that has started them."""
+        return self.ray not in ("auto", "local")
 
     def __post_init__(self) -> None:
         _require_choice("serve.topology", self.topology, tuple(TOPOLOGIES))
         _require_choice("serve.device", self.device, ("auto", "cpu", "cuda"))
         _require_choice("serve.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        _require(self.cluster.isidentifier(), "serve.cluster", self.cluster, "a name of letters, digits and _")
         _require_choice("serve.load_format", self.load_format, ("auto", "dummy"))
         for name in ("encoders", "prefills", "decodes", "routers"):
             _require(getattr(self, name) >= 1, f"serve.{name}", getattr(self, name), "at least 1")

@@ -57,7 +57,10 @@ class EncoderService(EncoderServicer):
             def submit(media: int) -> None:
                 for item in items:
                     if item.media == media:
-                        job = EncodeJob(key, item, inbox.reader(media), lease_seconds, deadline)
+                        job = EncodeJob(
+                            *(key, item, inbox.reader(media), lease_seconds, deadline),
+                            checksum=start.envelope.checksums,
+                        )
                         self._engine.submit(job, deliver)
 
             receiving = asyncio.create_task(_receive(requests, inbox, submit, results))

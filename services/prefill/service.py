@@ -46,7 +46,8 @@ class PrefillService(PrefillServicer):
             receiving = asyncio.create_task(self._receive(requests, job.request_id, emit))
             finished = False
             try:
-                self._worker.begin(job, self._door.lease_seconds(start.lease_ms), emit)
+                lease_seconds = self._door.lease_seconds(start.lease_ms)
+                self._worker.begin(job, lease_seconds, emit, start.envelope.checksums)
                 while not finished:
                     there: tuple[list[PrefillEvent], BaseException | None] = await gathered(events, self._faults)
                     ready, error = there

@@ -49,6 +49,7 @@ class _Call:
     job: PrefillJob
     lease_seconds: float
     emit: Emit
+    checksums: bool  # wanted of the KV, whatever the settings say
     transfer_seconds: float = 0.0
     awaited: AwaitedRows = field(init=False)  # under the worker's lock
 
@@ -86,9 +87,9 @@ class PrefillWorker(RoleWorker):
         self._lock = threading.Lock()
         self._calls: dict[RequestId, _Call] = {}
 
-    def begin(self, job: PrefillJob, lease_seconds: float, emit: Emit) -> None:
+    def begin(self, job: PrefillJob, lease_seconds: float, emit: Emit, checksums: bool = False) -> None:
         """Queue a prompt; everything that happens to it is emitted, from engine and pull threads."""
-        call = _Call(self, job, lease_seconds, emit)
+        call = _Call(self, job, lease_seconds, emit, checksums)
         with self._lock:
             self._calls[job.request_id] = call
         self._engine.prefill(job, call)
@@ -136,7 +137,7 @@ class PrefillWorker(RoleWorker):
             return None
         self._site.faults.at("kv.export")
         digest = b""
-        if self._site.settings.transfer.checksums:
+        if self._site.settings.transfer.checksums or call.checksums:
             digest = checksum(slab.data.view(slab.num_units, slab.unit_bytes)[ids])
         return KVRef(
             claim_id=claim,

@@ -81,6 +81,7 @@ class LoopbackWorker:
     drains: bool = False  # it refuses new work, and only then tells that it drains
     is_full: bool = False  # reservations wait for as long as they may, and are refused
     log: list[str] = field(default_factory=list)
+    checksums: list[bool] = field(default_factory=list)  # whether each call that was let in wanted them
     renewed: list[bytes] = field(default_factory=list)
     renew_hangs: bool = False  # questions to renew claims are never answered
     memfd_reads: int = 0
@@ -143,6 +144,7 @@ class LoopbackWorker:
     async def admit(self, envelope: common_pb2.Envelope, context: Any) -> None:
         """As `check`, for new work."""
         await self.check(envelope, context)
+        self.checksums.append(envelope.checksums)
         if self.drains:
             self.state = "draining"
             self.log.append("refused")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.router.loopback import LoopbackWorker
-from tests.router.serving import Served, say, serving, tiers, until
+from tests.router.serving import Served, picture, say, serving, tiers, until
 from triptych.errors import InternalError, MediaTooLarge
 from triptych.models.card import ModelCard, load_card
 from triptych.router.self_test import FILE, NUM_TOKENS, known_answer
@@ -62,6 +62,11 @@ async def test_nothing_is_ready_before_a_picture_has_gone_through_every_role(car
         assert await ready(served) == (200, {"status": "ready", "missing": []})
         assert any("encode" in line for line in workers[0].log)
         assert any("decode" in line for line in workers[2].log)
+        assert all(all(worker.checksums) for worker in workers)
+        before = [len(worker.checksums) for worker in workers]
+        assert (await served.chat(picture(), max_tokens=3)).status_code == 200
+        asked = [worker.checksums[count:] for worker, count in zip(workers, before, strict=True)]
+        assert asked == [[False]] * 3
 
 
 async def test_a_worker_that_answers_wrongly_is_kept_out_loudly_and_the_others_serve(

@@ -10,18 +10,17 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from triptych.cluster.roles import BUILDERS
-from triptych.config import EncoderSettings, LanguageSettings, ServeSettings, Settings
+from tests.services.conftest import SECRET
+from triptych.config import ServeSettings
 from triptych.errors import ConfigError, Unproven
-from triptych.journey import Endpoint, Role
+from triptych.journey import Endpoint
 from triptych.pb import decode_pb2, encoder_pb2, prefill_pb2, worker_pb2
-from triptych.services.host import Placement, WorkerHost
 from triptych.services.peers import Peers
 from triptych.transfer.leases import LeaseTable
 from triptych.wire import CHANNEL_OPTIONS
 from triptych.wire.membership import MEMBER, Membership
 
-SECRET, ANOTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
+ANOTHER = "fedcba9876543210" * 2
 CALL_SECONDS = 20.0
 FILES = (health_pb2, worker_pb2, encoder_pb2, prefill_pb2, decode_pb2)
 METHODS = {
@@ -30,19 +29,6 @@ METHODS = {
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Endpoint]:
-    """A real one that has every role, of the cluster with SECRET."""
-    settings = Settings(
-        serve=ServeSettings(device="cpu", cluster_secret=SECRET, cpu_threads=1),
-        encoder=EncoderSettings(arena_bytes=8 << 20, decode_isolation="threads"),
-        language=LanguageSettings(kv_bytes=8 << 20, landing_bytes=8 << 20, swap_bytes=0),
-    )
-    host = WorkerHost(Placement("w", frozenset(Role), device="cpu"), BUILDERS, settings)
-    yield host.start()
-    host.stop()
 
 
 def call(channel: grpc.Channel, path: str) -> grpc.StatusCode:
@@ -134,7 +120,11 @@ def test_whoever_poses_as_a_worker_hears_nothing(encrypts: bool) -> None:
 
 def test_without_a_secret_a_worker_listens_on_loopback_alone() -> None:
     async def listen(host: str) -> int:
-        return Membership().listen(grpc.aio.server(), host, 0)
+        server = grpc.aio.server()
+        try:
+            return Membership().listen(server, host, 0)
+        finally:
+            await server.stop(None)
 
     assert asyncio.run(listen("127.0.0.1")) > 0
     with pytest.raises(ConfigError, match=r"serve\.cluster_secret"):

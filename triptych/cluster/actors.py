@@ -8,7 +8,7 @@ import importlib
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -25,6 +25,7 @@ class WorkerAddress:
     roles: frozenset[Role]
     endpoint: Endpoint
     pid: int
+    is_draining: bool = False
 
 
 class WorkerActor:
@@ -49,6 +50,7 @@ class WorkerActor:
 
     def drain(self) -> bool:
         """Takes nothing new from now on. Whether all that was here has ended."""
+        self._address = replace(self._address, is_draining=True)
         return bool(self._host.drain())
 
     def stop(self) -> None:

@@ -12,18 +12,16 @@ import ray
 from ray.exceptions import RayError
 
 from triptych.cluster.groups import counts_wished, first_counts, group_meant, groups_of
+from triptych.cluster.hiring import Hire
 from triptych.cluster.member import Member, reason_of
 from triptych.cluster.reconcile import Action, Backoff, Desired, Drain, Start, State, reconcile
 from triptych.cluster.view import View
 from triptych.config import Settings
 from triptych.errors import InvalidRequest
-from triptych.journey import Role
 
 log = logging.getLogger(__name__)
 
-# Makes the actor of a worker with this id and these roles.
-Hire = Callable[[str, frozenset[Role]], Any]
-
+_NOBODY: Mapping[str, Any] = {}
 _LOOK_SECONDS = 0.1
 _PING_SECONDS = 0.25
 _STOP_SECONDS = 5.0
@@ -36,14 +34,29 @@ _KEPT_NEWS = 64
 class Crew:
     """The workers of one cluster, from `start` to `stop`. Any thread may call; only `stop` takes its time."""
 
-    def __init__(self, settings: Settings, hire: Hire) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        hire: Hire,
+        counts: Mapping[str, int] | None = None,
+        here: Mapping[str, Any] = _NOBODY,
+        wanted: Callable[[Mapping[str, int]], None] = lambda counts: None,
+    ) -> None:
+        """counts: to begin with, where not those of the settings; here: workers that there are already, by id
+
+        wanted: told of every change of the counts, under a lock
+        """
         self._settings = settings
         self._hire = hire
         self._roles = groups_of(settings.serve.topology)
         self._lock = threading.Lock()
-        self._counts = first_counts(settings.serve)
+        self._counts = dict(counts or first_counts(settings.serve))
+        self._wanted = wanted
         self._leaving: frozenset[str] = frozenset()
-        self._members: dict[str, Member] = {}  # of the thread alone
+        now = time.monotonic()
+        self._members = {  # of the thread alone
+            worker_id: Member(worker_id, worker_id.rpartition("-")[0], actor, now) for worker_id, actor in here.items()
+        }
         self._backoff = Backoff()
         self._failures: dict[str, str] = {}
         self._news: deque[tuple[int, str]] = deque(maxlen=_KEPT_NEWS)
@@ -79,8 +92,8 @@ class Crew:
             self._leaving |= {worker_id}
             self._want(counts_wished(self._settings.serve.topology, self._counts, changed))
 
-    def stop(self) -> None:
-        """Ends all workers, whatever they have. Returns when they have gone."""
+    def stop(self, may_end: bool = True) -> None:
+        """Ends all workers, whatever they have, as this crew is nobody else's. Returns when they have gone."""
         self._done.set()
         self._wake.set()
         if self._thread.ident is not None:
@@ -95,6 +108,7 @@ class Crew:
     def _want(self, counts: dict[str, int]) -> None:
         """Under the lock. Whoever looks from now on sees that it is not there yet."""
         self._counts = counts
+        self._wanted(counts)
         self._view = replace(self._view, counts=dict(counts))
         self._wake.set()
 
@@ -141,7 +155,9 @@ class Crew:
             for question in answered:
                 member, before = open_questions[question], open_questions[question].state
                 member.hear(time.monotonic())
-                if before is State.STARTING and member.state is State.READY:
+                if before is State.STARTING and member.state is State.DRAINING:  # when we came to know it
+                    member.gives_up_at = time.monotonic() + self._drain_seconds()
+                elif before is State.STARTING and member.state is State.READY:
                     self._failures.pop(member.worker_id, None)
                     self._say(f"{member.worker_id} ready")
         for member in list(self._members.values()):
@@ -165,7 +181,7 @@ class Crew:
         self._failures[worker_id] = member.failure
         text = f"{worker_id} is down: {member.failure}"
         if failures >= _LOUD_FAILURES:
-            text += f"; that was the {failures}th time in a row, the next try is in {waits:g} s"
+            text += f"; {failures} times in a row now, the next try is in {waits:g} s"
         self._say(text)
 
     def _decide(self) -> list[Action]:
@@ -184,8 +200,7 @@ class Crew:
         else:
             member = self._members[action.worker_id]
             if isinstance(action, Drain):
-                serve, router = self._settings.serve, self._settings.router
-                member.drain(now + (serve.drain_seconds or router.request_timeout_seconds))
+                member.drain(now + self._drain_seconds())
                 self._say(f"{member.worker_id} drains")
             elif member.state is State.STARTING:  # nothing to finish, and its constructor would keep a question waiting
                 member.state = State.STOPPING
@@ -196,6 +211,9 @@ class Crew:
                     self._say(f"{member.worker_id} has taken too long to finish; its requests go on elsewhere")
                 member.stop(now + _STOP_SECONDS)
         member.ask()
+
+    def _drain_seconds(self) -> float:
+        return self._settings.serve.drain_seconds or self._settings.router.request_timeout_seconds
 
     def _publish(self, *, is_lost: bool = False) -> None:
         now = time.monotonic()

@@ -59,7 +59,8 @@ class Member:
             answer = None
         self.heard_at = now
         if self.state is State.STARTING and isinstance(answer, WorkerAddress):
-            self.state, self.address, self.ready_at = State.READY, answer, now
+            self.state = State.DRAINING if answer.is_draining else State.READY
+            self.address, self.ready_at = answer, now
         elif self.state is State.DRAINING:
             self.empty_since = min(self.empty_since, now) if answer is True else inf
         elif self.state is State.STOPPING:

@@ -21,10 +21,13 @@ _LOG_LINES = 5
 class RayRuntime:
     """A connection to Ray; `close` also ends Ray when it was started here, and only then."""
 
-    def __init__(self, address: str = "auto", show_logs: bool = False, num_actors: int = 1) -> None:
+    def __init__(
+        self, address: str = "auto", show_logs: bool = False, num_actors: int = 1, namespace: str | None = None
+    ) -> None:
         """address: auto joins what runs here and else starts one, local always starts one; or where Ray is.
 
         show_logs: print what the actors log; num_actors: that will run in a Ray of our own
+        namespace: of named actors in a Ray that is joined
         Raises ConfigError when no Ray answers at an address that was named.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -34,6 +37,7 @@ class RayRuntime:
         self.started_here = False
         self._joined_here = False
         self._show_logs = show_logs
+        self._namespace = namespace
         if ray.is_initialized():
             return
         if address == "local" or not self._join(address):
@@ -70,7 +74,12 @@ class RayRuntime:
     def _join(self, address: str) -> bool:
         """Whether a Ray was there to join; a missing one matters only where it was named."""
         try:
-            ray.init(address=address, log_to_driver=self._show_logs, logging_level=logging.ERROR)
+            ray.init(
+                address=address,
+                log_to_driver=self._show_logs,
+                logging_level=logging.ERROR,
+                namespace=self._namespace,
+            )
         except ConnectionError as error:
             if address != "auto":
                 raise ConfigError(f"no Ray lets us in at serve.ray = {address!r}: {error}") from error

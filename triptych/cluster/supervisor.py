@@ -3,22 +3,24 @@
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 
-from triptych.cluster.actors import WorkerActor, WorkerAddress
+from triptych.cluster.actors import WorkerAddress
 from triptych.cluster.ahead import CompilingAhead
 from triptych.cluster.crew import Crew
+from triptych.cluster.detached import DetachedCrew
 from triptych.cluster.groups import first_counts, groups_of
-from triptych.cluster.placing import gpus_of, resources_of
+from triptych.cluster.hiring import hiring
+from triptych.cluster.placing import gpus_of
 from triptych.cluster.routers import RouterProcesses
 from triptych.cluster.runtime import RayRuntime
 from triptych.cluster.view import View
 from triptych.config import Settings, with_secret
 from triptych.errors import ClusterError, ConfigError, InvalidRequest, NoWorker
-from triptych.journey import Role
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +44,8 @@ class Supervisor:
         self._progress = progress
         self._runtime: RayRuntime | None = None
         self._ahead: CompilingAhead | None = None
-        self._crew: Crew | None = None
+        self._crew: Crew | DetachedCrew | None = None
+        self._is_up = False
         self._routers: RouterProcesses | None = None
         self._joined: frozenset[tuple[str, int]] = frozenset()  # id and incarnation, where every router has it ready
         self._told = -1  # the last of the crew's news that was passed on
@@ -54,29 +57,56 @@ class Supervisor:
     def start(self) -> int:
         """The routers' port. Raises ConfigError or ClusterError with the first worker's reason, after cleaning up."""
         try:
-            # First, since what they load can be loaded while Ray starts.
-            self._routers = RouterProcesses(self._settings, self._progress, self._show_logs, obey=self._obey)
-            self.port = self._routers.port
-            self._routers.start()
-            topology = self._settings.serve.topology
-            self._ahead = CompilingAhead(self._settings, frozenset().union(*groups_of(topology).values()))
-            if len(self._ahead):
-                self._progress("compiling kernels that no cache has, beside what follows")
-            self._progress("looking for Ray")
-            num_workers = sum(first_counts(self._settings.serve).values())
-            self._runtime = RayRuntime(self._settings.serve.ray, self._show_logs, num_actors=num_workers)
-            where = "started for this server alone" if self._runtime.started_here else "joined, it was running already"
-            self._progress(f"Ray {where}")
-            self._crew = Crew(self._settings, hiring(self._settings, num_workers, self._runtime.started_here))
-            self._crew.start()
+            self._crew = self._take_over() if self._settings.serve.is_detached else self._begin()
+            assert self._routers is not None  # both have started them
             self._wait_started(self._crew, self._routers)
-            self._ahead.stop()
+            if self._ahead is not None:
+                self._ahead.stop()
             self._wait_ready(self._crew, self._routers)
         except BaseException:
             self.stop()
             raise
+        self._is_up = True
         self._watcher.start()
         return self.port
+
+    def _begin(self) -> Crew:
+        """Workers that are this server's alone. Routers come first: what they load can be loaded while Ray starts."""
+        settings = self._settings
+        self._start_routers()
+        self._ahead = CompilingAhead(settings, frozenset().union(*groups_of(settings.serve.topology).values()))
+        if len(self._ahead):
+            self._progress("compiling kernels that no cache has, beside what follows")
+        num_workers = sum(first_counts(settings.serve).values())
+        started_here = self._join_ray(num_workers)
+        gpus = gpus_of(settings.serve, ray.cluster_resources().get("GPU", 0.0), num_workers)
+        crew = Crew(settings, hiring(settings, gpus, loopback=started_here))
+        crew.start()
+        return crew
+
+    def _take_over(self) -> DetachedCrew:
+        """Workers that outlive this server, whose secret it must know before it starts routers."""
+        self._join_ray(1)
+        self._crew = crew = DetachedCrew(self._settings)
+        if not crew.is_new:
+            self._progress(f"the cluster {self._settings.serve.cluster!r} runs already, and is taken over as it is")
+        self._settings, self._told = crew.settings, crew.last_news
+        self._start_routers()
+        return crew
+
+    def _start_routers(self) -> None:
+        self._routers = RouterProcesses(self._settings, self._progress, self._show_logs, obey=self._obey)
+        self.port = self._routers.port
+        self._routers.start()
+
+    def _join_ray(self, num_actors: int) -> bool:
+        """Whether it was started here."""
+        self._progress("looking for Ray")
+        serve = self._settings.serve
+        self._runtime = RayRuntime(serve.ray, self._show_logs, num_actors, f"triptych-{serve.cluster}")
+        started_here = self._runtime.started_here
+        self._progress(f"Ray {'started for this server alone' if started_here else 'joined, it was running already'}")
+        return started_here
 
     def addresses(self) -> Sequence[WorkerAddress]:
         return self._crew.view().addresses if self._crew is not None else []
@@ -105,21 +135,24 @@ class Supervisor:
         if self._routers is not None:
             self._routers.stop()
         if self._crew is not None:
-            self._crew.stop()
+            self._crew.stop(may_end=self._is_up)
         if self._runtime is not None:
             self._runtime.close()
 
-    def _wait_started(self, crew: Crew, routers: RouterProcesses) -> None:
-        """Until every worker is there, and every router listens. Raises ConfigError for one that cannot start."""
-        began = time.monotonic()
+    def _wait_started(self, crew: Crew | DetachedCrew, routers: RouterProcesses) -> None:
+        """Until every worker is there, and every router listens. Raises ConfigError for one that cannot start.
+
+        Of a cluster that ran already one worker of each group will do.
+        """
+        began, is_new = time.monotonic(), not isinstance(crew, DetachedCrew) or crew.is_new
         while True:
             view = crew.view()
             self._pass_on(view)
-            for name, reason in view.failures.items():
+            for name, reason in view.failures.items() if is_new else ():
                 raise ConfigError(f"{name} could not start: {reason}")
-            wanted, here = sum(view.counts.values()), len(view.addresses)
+            here = Counter(worker.group for worker in view.workers if worker.address is not None)
             unready = routers.unready()
-            if here == wanted and not unready:
+            if all(here[group] >= (count if is_new else 1) for group, count in view.counts.items()) and not unready:
                 routers.update(view.addresses)
                 return
             if time.monotonic() - began > _START_SECONDS:
@@ -127,7 +160,7 @@ class Supervisor:
                 raise ClusterError(f"{', '.join(waiting)} did not start within {_START_SECONDS:.0f} s")
             time.sleep(_SHORT_SECONDS)
 
-    def _wait_ready(self, crew: Crew, routers: RouterProcesses) -> None:
+    def _wait_ready(self, crew: Crew | DetachedCrew, routers: RouterProcesses) -> None:
         """Until the routers, too, have found every worker ready."""
         deadline = time.monotonic() + _READY_SECONDS
         while waiting := self._join(crew.view(), routers):
@@ -177,20 +210,3 @@ class Supervisor:
         view = crew.view()
         joining = {each.worker_id for each in view.addresses} - {worker_id for worker_id, _ in self._joined}
         return view.told(frozenset(joining))
-
-
-def hiring(settings: Settings, num_workers: int, loopback: bool) -> Callable[[str, frozenset[Role]], Any]:
-    """What makes workers' actors. num_workers: who share the GPUs that are there now.
-
-    loopback: all workers are on this machine and need not be reachable from any other.
-    """
-    gpus = gpus_of(settings.serve, ray.cluster_resources().get("GPU", 0.0), num_workers)
-    # One that dies is not started again by Ray, which knows no pause between two tries.
-    worker_class = ray.remote(num_cpus=0, num_gpus=gpus, max_restarts=0, max_concurrency=4)(WorkerActor)
-
-    def hire(worker_id: str, roles: frozenset[Role]) -> Any:
-        # A Ray of our own has one node, which is every tier's.
-        resources = {} if loopback else resources_of(roles, settings.serve)
-        return worker_class.options(resources=resources).remote(worker_id, sorted(roles), settings, loopback)
-
-    return hire

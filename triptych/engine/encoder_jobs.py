@@ -27,6 +27,7 @@ class EncodeJob:
     read_media: Callable[[], MediaBytes]
     lease_seconds: float
     deadline: float  # on time.monotonic
+    checksum: bool = False  # wanted of the rows, if they have to be made
 
     def __post_init__(self) -> None:
         if not 0 < self.lease_seconds < math.inf:

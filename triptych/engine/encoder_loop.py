@@ -269,4 +269,5 @@ class EncoderEngine:
 
 def _placed(flight: Flight) -> PlacedItem:
     prepared, flight.prepared = flight.prepared, None  # the batch alone keeps the pixels
-    return PlacedItem(prepared, flight.entry.span, flight.entry.generation, flight.entry.host)
+    summed = any(waiter.job.checksum for waiter in flight.waiters.values())
+    return PlacedItem(prepared, flight.entry.span, flight.entry.generation, flight.entry.host, summed)

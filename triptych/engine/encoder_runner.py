@@ -33,6 +33,7 @@ class PlacedItem:
     span: range
     generation: int
     host: HostSlot | None = None
+    with_checksum: bool = False
 
     def __post_init__(self) -> None:
         if (self.prepared is None) == (self.host is None):
@@ -136,7 +137,9 @@ class EncoderRunner:
         store()
         event = self._slab.record_event()
         self._note_launch()
-        return [Written(event, checksum(self._home(item)) if self._with_checksums else b"") for item in batch]
+        wanted = [self._with_checksums or item.with_checksum for item in batch]
+        sums = [checksum(self._home(item)) if sum_up else b"" for item, sum_up in zip(batch, wanted, strict=True)]
+        return [Written(event, each) for each in sums]
 
     def _captured(self, patches: Tensor, grids: Sequence[Grid], batch: Sequence[PlacedItem]) -> Work | None:
         """What computes and stores the rows, where captured work fits the batch."""

@@ -19,7 +19,7 @@ VIDEO: Modality
 AUDIO: Modality
 
 class Envelope(_message.Message):
-    __slots__ = ("request_id", "attempt", "router_id", "worker_incarnation", "deadline_ms", "model_fingerprint", "adapter")
+    __slots__ = ("request_id", "attempt", "router_id", "worker_incarnation", "deadline_ms", "model_fingerprint", "adapter", "checksums")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class Envelope(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     request_id: bytes
     attempt: int
     router_id: str
@@ -34,7 +35,8 @@ class Envelope(_message.Message):
     deadline_ms: int
     model_fingerprint: bytes
     adapter: str
-    def __init__(self, request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., model_fingerprint: _Optional[bytes] = ..., adapter: _Optional[str] = ...) -> None: ...
+    checksums: bool
+    def __init__(self, request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., model_fingerprint: _Optional[bytes] = ..., adapter: _Optional[str] = ..., checksums: bool = ...) -> None: ...
 
 class Run(_message.Message):
     __slots__ = ("start", "length")

@@ -1,0 +1,194 @@
+"""A crew that outlives the server that started it: an actor of a Ray that was joined, found again by its name.
+
+Servers attach to it. One that ends in order ends the cluster, unless another is attached; one that is killed leaves it
+as it is, for the next. Ray starts the actor again where it dies: it then finds its workers by their names, and what was
+wished for in Ray's own storage.
+"""
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from triptych.cluster.crew import Crew
+from triptych.cluster.groups import first_counts
+from triptych.cluster.hiring import hired, hiring
+from triptych.cluster.placing import gpus_of
+from triptych.cluster.view import View
+from triptych.config import Settings
+from triptych.errors import ClusterError, ConfigError
+
+log = logging.getLogger(__name__)
+
+_NAME = "crew"
+_KEY_VALUE_NAMESPACE = b"triptych"
+_CALL_SECONDS = 5.0
+_ATTACH_SECONDS = 60.0  # a first actor of a Ray, whose node may be busy
+_STOP_SECONDS = 30.0
+_LOST_SECONDS = 30.0  # without a word: Ray may be starting the actor again
+_GONE_SECONDS = 10.0  # a server that has not asked for so long is not attached any more
+
+# A server's own affairs, and what the running cluster has its own value of.
+_MAY_DIFFER = frozenset({"serve.cluster_secret", "serve.routers", "serve.ray", "serve.served_name"}) | frozenset(
+    {"serve.encoders", "serve.prefills", "serve.decodes"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What a server is told that attaches.
+
+    is_new: nobody was there before it; differences: of its settings from the cluster's
+    """
+
+    is_new: bool
+    secret: str
+    differences: tuple[str, ...]
+    last_news: int
+
+
+class CrewActor:
+    """Runs as an actor of one process, several calls at once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._seen_at: dict[str, float] = {}  # servers that are attached
+        # A first crew may find what another left that was ended by force; one that Ray has started again goes on.
+        self._was_attached = ray.get_runtime_context().was_current_actor_reconstructed
+        known = _recall(settings.serve.cluster) if self._was_attached else None
+        num_workers = sum(first_counts(settings.serve).values())
+        # As it was for the first workers: nodes may have come or gone.
+        gpus = known["gpus"] if known else gpus_of(settings.serve, ray.cluster_resources().get("GPU", 0.0), num_workers)
+        counts = known["counts"] if known else first_counts(settings.serve)
+
+        def remember(counts: Mapping[str, int]) -> None:
+            _remember(settings.serve.cluster, {"counts": dict(counts), "gpus": gpus})
+
+        remember(counts)
+        hire = hiring(settings, gpus, loopback=False, detached=True)
+        self._crew = Crew(settings, hire, counts, hired(), remember)
+        self._crew.start()
+
+    def attach(self, server: str, settings: Settings) -> Attached:
+        different = differences(self._settings, settings)
+        is_new, self._was_attached = not self._was_attached, True
+        if not different:
+            self._seen_at[server] = time.monotonic()
+        news = self._crew.view().news
+        return Attached(is_new, self._settings.serve.cluster_secret, different, news[-1][0] if news else -1)
+
+    def view(self, server: str) -> View:
+        self._seen_at[server] = time.monotonic()
+        return self._crew.view()
+
+    def scale(self, wish: Mapping[str, int]) -> None:
+        self._crew.scale(wish)
+
+    def switch(self, worker_id: str, role: str) -> None:
+        self._crew.switch(worker_id, role)
+
+    def leave(self, server: str, may_end: bool) -> bool:
+        """Whether that was the last server, so that the workers have been ended, which they may be."""
+        self._seen_at.pop(server, None)
+        if not may_end or any(time.monotonic() - seen_at < _GONE_SECONDS for seen_at in self._seen_at.values()):
+            return False
+        self._crew.stop()
+        return True
+
+
+def differences(running: Settings, wanted: Settings) -> tuple[str, ...]:
+    """Settings of workers that are not the same, each as it is in the running cluster."""
+    there, here = (
+        {f"{table}.{name}": value for table, entries in asdict(each).items() for name, value in entries.items()}
+        for each in (running, wanted)
+    )
+    return tuple(
+        f"{name} is {there[name]!r} there and {here[name]!r} here"
+        for name in there
+        if name not in _MAY_DIFFER and not name.startswith("router.") and there[name] != here[name]
+    )
+
+
+class DetachedCrew:
+    """The crew as a server has it. Where the actor does not answer, things are as they were."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Attaches to the cluster of this name, or begins it. Raises ConfigError where that one has other settings."""
+        self._server = secrets.token_hex(8)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        actor_class = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=16)(CrewActor)
+        options = {"name": _NAME, "lifetime": "detached", "get_if_exists": True, "scheduling_strategy": here}
+        self._actor: Any = actor_class.options(**options).remote(settings)
+        try:
+            attached: Attached = self._ask("attach", settings, seconds=_ATTACH_SECONDS)
+        except GetTimeoutError as error:
+            raise ClusterError(f"the cluster's supervisor has not answered within {_ATTACH_SECONDS:g} s") from error
+        if attached.differences:
+            raise ConfigError(
+                f"the cluster {settings.serve.cluster!r} runs with other settings: {'; '.join(attached.differences)}; "
+                "give the same ones, or name another serve.cluster"
+            )
+        self.is_new = attached.is_new
+        self.last_news = -1 if attached.is_new else attached.last_news
+        self.settings = replace(settings, serve=replace(settings.serve, cluster_secret=attached.secret))
+        self._view = View(settings.serve.topology, first_counts(settings.serve))
+        self._heard_at = time.monotonic()
+
+    def view(self) -> View:
+        try:
+            self._view = self._ask("view")
+            self._heard_at = time.monotonic()
+        except ActorDiedError:
+            self._view = replace(self._view, is_lost=True)
+        except RayError as error:
+            if time.monotonic() - self._heard_at > _LOST_SECONDS:
+                self._view = replace(self._view, is_lost=True)
+            if not isinstance(error, ActorUnavailableError | GetTimeoutError):
+                log.warning("the cluster's state is unknown for now: %s", error)
+        return self._view
+
+    def scale(self, wish: Mapping[str, int]) -> None:
+        self._call("scale", wish)
+
+    def switch(self, worker_id: str, role: str) -> None:
+        self._call("switch", worker_id, role)
+
+    def stop(self, may_end: bool = True) -> None:
+        """Leaves the cluster, and ends it where no other server is attached.
+
+        may_end: not for a server that has failed to take a cluster over, which others may still do
+        """
+        try:
+            if self._ask("leave", may_end or self.is_new, seconds=_STOP_SECONDS):
+                ray.kill(self._actor, no_restart=True)
+        except RayError as error:
+            log.warning("the cluster was not ended: %s", error)
+
+    def _ask(self, method: str, *values: Any, seconds: float = _CALL_SECONDS) -> Any:
+        return ray.get(getattr(self._actor, method).remote(self._server, *values), timeout=seconds)
+
+    def _call(self, method: str, *values: Any) -> None:
+        """Raises what the crew refuses with, as it is; ClusterError where it does not answer."""
+        try:
+            ray.get(getattr(self._actor, method).remote(*values), timeout=_CALL_SECONDS)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except RayError as error:
+            raise ClusterError(f"the cluster's supervisor does not answer; try again: {error}") from error
+
+
+def _recall(cluster: str) -> dict[str, Any] | None:
+    found = _internal_kv_get(cluster.encode(), namespace=_KEY_VALUE_NAMESPACE)
+    return json.loads(found) if found else None
+
+
+def _remember(cluster: str, value: Mapping[str, Any]) -> None:
+    _internal_kv_put(cluster.encode(), json.dumps(value).encode(), overwrite=True, namespace=_KEY_VALUE_NAMESPACE)
