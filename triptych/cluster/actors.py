@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from triptych.config import Settings
+from triptych.garbage import settle
 from triptych.journey import Endpoint, Role
 
 
@@ -44,6 +45,7 @@ class WorkerActor:
         )
         self._host = host_module.WorkerHost(placement, roles_module.BUILDERS, settings)
         self._address = WorkerAddress(worker_id, placement.roles, self._host.start(), os.getpid())
+        settle()
 
     def address(self) -> WorkerAddress:
         return self._address

@@ -26,7 +26,13 @@ from triptych.engine.swap import SwapSpace
 from triptych.errors import ConfigError
 from triptych.journey import BlockRef, Int64Array
 from triptych.models.base import LanguageModel
-from triptych.transfer.cuda_events import HIGHEST_PRIORITY, has_completed, new_sleeping_event, new_stream
+from triptych.transfer.cuda_events import (
+    HIGHEST_PRIORITY,
+    has_completed,
+    new_event,
+    new_sleeping_event,
+    new_stream,
+)
 from triptych.transfer.slab import Slab
 
 
@@ -106,7 +112,7 @@ class Runner:
         self._in_use: deque[BlocksInUse] = deque()
         # Stamps overtake the steps that are launched: who waits for a block's new generation waits for them alone.
         self._stamps = new_stream(model.device, HIGHEST_PRIORITY) if self._is_cuda else None
-        self._stamped = new_sleeping_event() if self._is_cuda else None
+        self._stamped = new_event() if self._is_cuda else None  # waiters do not sleep: it is a matter of microseconds
 
     def make_room(self, num_slots: int) -> None:
         """Host memory for the KV of so many blocks; it is made when it is first needed."""
