@@ -9,13 +9,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request as HTTPRequest
 
-from triptych import wire
-from triptych.errors import InternalError, InvalidRequest, NoWorker, Unauthorized
+from triptych.errors import InvalidRequest, NoWorker, Unauthorized
 from triptych.journey import Item, Role, new_request_id
 from triptych.pb import encoder_pb2
 from triptych.router.body import read_body, unless_gone
 from triptych.router.caller import Caller, caller_of
-from triptych.router.calls import Inbox, Outbox, worker_errors
+from triptych.router.calls import worker_errors
+from triptych.router.encode_alone import encode_alone
 from triptych.router.link import WorkerLink
 from triptych.router.media_shelf import MediaShelf
 from triptych.router.router import Router
@@ -129,34 +129,10 @@ class Warming:
     async def run(self, items: Sequence[Item]) -> None:
         """Raises why an item cannot be encoded."""
         for item in items:
-            request_id = new_request_id()
-            try:
-                reply = await self.link.hold(self._encode(request_id, item))
-            finally:
-                await self.link.cancel(request_id, 0)  # the claim is nobody's; the rows stay as cache
-            if reply.HasField("failure"):
-                raise wire.error_from_failure(reply.failure)
+            seconds = max(0.001, self._ends_at - time.monotonic())
+            reply = await encode_alone(self.link, item, self._shelf, self._lease_seconds, seconds)
             self.num_items += 1
             self.num_cached += reply.cached
-
-    async def _encode(self, request_id: bytes, item: Item) -> encoder_pb2.EncodeReply:
-        link, seconds = self.link, max(0.001, self._ends_at - time.monotonic())
-        call = link.calls.encode(timeout=seconds)
-        outbox = Outbox(call)
-        start = encoder_pb2.EncodeStart(
-            envelope=link.envelope(request_id, 0, seconds),
-            items=[wire.item_to_pb(item)],
-            media=[await self._shelf.source(item.media, link.media_by_memfd)],
-            lease_ms=int(self._lease_seconds * 1000),
-        )
-        await outbox.send(encoder_pb2.EncodeRequest(start=start))
-        if not link.media_by_memfd:
-            for chunk in self._shelf.chunks(item.media):
-                await outbox.send(encoder_pb2.EncodeRequest(chunk=chunk))
-        answer = await Inbox(call).receive()
-        if answer is None or len(answer.replies) != 1:
-            raise InternalError("an encoder ended a call without an answer")
-        return answer.replies[0]
 
 
 def require_admin(http: HTTPRequest) -> None:

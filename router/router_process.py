@@ -149,7 +149,7 @@ def _modules(server: RouterServer) -> list[str]:
     return sorted({name.partition(".")[0] for name in sys.modules})
 
 
-_ANSWERS = {"modules": _modules, "workers": RouterServer.worker_states}
+_ANSWERS = {"modules": _modules, "workers": RouterServer.worker_states, "reasons": RouterServer.worker_reasons}
 
 
 def _worker(entry: Mapping[str, Any]) -> KnownWorker:

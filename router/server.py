@@ -97,6 +97,11 @@ class RouterServer:
         router = self._router
         return {link.worker_id: str(link.state) for link in router.fleet.links} if router is not None else {}
 
+    def worker_reasons(self) -> dict[str, str]:
+        """Why this router gives a worker nothing, of those to which that applies."""
+        router = self._router
+        return {link.worker_id: link.reason for link in router.fleet.links if link.reason} if router is not None else {}
+
     def stop(self) -> None:
         """Takes no new requests, lets those in flight finish for a few seconds, then ends them."""
         if self._server is not None:

@@ -54,3 +54,11 @@ def test_the_admin_port_is_another_than_the_public_one() -> None:
     with pytest.raises(ConfigError, match=r"router\.admin_port is 8000"):
         RouterSettings(admin_port=8000)
     assert RouterSettings(admin_port=8000, host="0.0.0.0", admin_host="10.0.0.1").admin_port == 8000
+
+
+@pytest.mark.parametrize("name", ["serve.cluster_secret", "router.api_key", "router.api_keys", "router.media_proxy"])
+def test_a_secret_of_a_wrong_type_is_refused_and_not_repeated(name: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(name)) as caught:
+        load_settings(environment={}, flags={name: 31337})
+    assert "31337" not in str(caught.value)
+    assert "31337" not in repr(load_settings(environment={}, flags={name: "31337" * 10}))

@@ -27,7 +27,8 @@ _GETS: Mapping[str, str] = {
     "GET /v1/models": "the model that is served; `max_model_len` is what the workers take",
     "GET /v1/models/{id}": "the same entry by its name; 404 for another",
     "GET /health": "200 when every role has a ready worker, else 503; with each role's state",
-    "GET /ready": "the same, naming the roles that are `missing`",
+    "GET /ready": "the same, naming the roles that are `missing` and, in `why`, what keeps each of their workers; a known "
+    "picture has gone through those that are ready",
     "GET /live": "200 while the process runs",
     "GET /version": "the server's version",
     "GET, HEAD /metrics": "Prometheus text",

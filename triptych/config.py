@@ -34,6 +34,9 @@ TOPOLOGIES: Mapping[str, tuple[frozenset[Role], ...]] = {
 }
 
 
+PLACEMENTS = ("any", "same_node", "pack", "spread")
+
+
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
     """What to start, and of which model."""
@@ -51,6 +54,9 @@ class ServeSettings:
     gpu_share: float = 0.9  # of each GPU's total memory, over all workers placed on it
     gpus_per_worker: float = 0.0  # that each worker asks Ray for; 0: an equal share of those that are there at start
     drain_seconds: float = 0.0  # that a worker gets for what it has when it is to go. 0: router.request_timeout_seconds
+    # How workers lie on nodes. same_node: all on one, as CUDA IPC wants it; pack: on as few as it takes; spread: on as
+    # many as there are; any: as Ray has it. What is added to same_node later waits for room there.
+    placement: str = "any"
     pin_tiers: bool = False  # a worker waits for a node with its roles' resources (deploy/): triptych_encode: 1, ...
     # By which routers and workers prove that they belong together. Empty: whoever starts them together makes one.
     cluster_secret: str = field(default="", repr=False)
@@ -70,6 +76,7 @@ class ServeSettings:
         _require_choice("serve.topology", self.topology, tuple(TOPOLOGIES))
         _require_choice("serve.device", self.device, ("auto", "cpu", "cuda"))
         _require_choice("serve.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        _require_choice("serve.placement", self.placement, PLACEMENTS)
         _require(self.cluster.isidentifier(), "serve.cluster", self.cluster, "a name of letters, digits and _")
         _require_choice("serve.load_format", self.load_format, ("auto", "dummy"))
         for name in ("encoders", "prefills", "decodes", "routers"):
@@ -368,7 +375,7 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
     if typing.get_origin(hint) is tuple:
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, list | tuple):
-            raise ConfigError(f"{key} is {value!r}, expected a list, as [{value!r}]")
+            raise ConfigError(f"{key} is {_shown(key, value)}, expected a list, as [{_shown(key, value)}]")
         inner = typing.get_args(hint)[0]
         return tuple(
             _convert(key, inner, part.strip() if isinstance(part, str) else part) for part in parts if part != ""
@@ -388,7 +395,13 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
             raise ValueError
         return hint(value)
     except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"{key} is {value!r}, expected {hint.__name__}") from None
+        raise ConfigError(f"{key} is {_shown(key, value)}, expected {hint.__name__}") from None
+
+
+def _shown(key: str, value: Any) -> str:
+    table, name = key.split(".")
+    is_secret = not next(entry.repr for entry in dataclasses.fields(_tables()[table]) if entry.name == name)
+    return f"of type {type(value).__name__}" if is_secret else repr(value)
 
 
 def _require(holds: bool, name: str, value: Any, wanted: str) -> None:

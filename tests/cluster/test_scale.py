@@ -81,6 +81,27 @@ def retries(url: str) -> float:
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("triptych:retries_total{"))
 
 
+def refused(url: str, path: str, body: object, headers: dict[str, str] = HEADERS) -> tuple[int, str]:
+    response = httpx.post(url + path, json=body, headers=headers, trust_env=False)
+    return response.status_code, response.json()["error"]["message"]
+
+
+def test_what_cannot_be_is_refused_with_what_could(url: str) -> None:
+    for path, body, reason in (
+        ("/admin/scale", {"decode": 0}, "decode=0 would leave requests without a worker of a role"),
+        ("/admin/scale", {"encoder": 1}, "there are encode, prefill, decode"),
+        ("/admin/scale", {"encode": "2"}, "encode: Input should be a valid integer"),
+        ("/admin/scale", {"encode": True}, "encode: Input should be a valid integer"),
+        ("/admin/scale", [], "the body is not a JSON object"),
+        ("/admin/role", {"worker": "decode-0", "role": "prefill"}, "first add another: triptych scale decode=2"),
+        ("/admin/role", {"worker": "decode-0"}, "role: Field required"),
+    ):
+        status, message = refused(url, path, body)
+        assert (status, reason in message) == (400, True), message
+    assert refused(url, "/admin/scale", {"decode": 2}, headers={})[0] == 401
+    assert counts(url) == {"encode": (1, 1), "prefill": (1, 1), "decode": (1, 1)}
+
+
 def test_encoders_and_decode_workers_come_and_go_under_load(url: str, load: Load) -> None:
     assert operate(url, "scale", "encode=2", "decode=2") == 0
     assert counts(url) == {"encode": (2, 2), "prefill": (1, 1), "decode": (2, 2)}

@@ -80,9 +80,7 @@ def test_each_file_of_this_repository_that_is_named_is_there(file: Path) -> None
 
 def test_the_guide_tells_of_every_command_and_every_check() -> None:
     text = GUIDE.read_text()
-    assert [
-        name for name in ("serve", "status", "doctor", "bench", "keys", "ask") if f"triptych {name}" not in text
-    ] == []
+    assert [name for name in sorted(set(COMMANDS) - {"batch", "demo"}) if f"triptych {name}" not in text] == []
     assert [check.name for check in CHECKS if f"`{check.name}`" not in text] == []
 
 
@@ -107,7 +105,7 @@ def test_commands_are_found_in_a_shells_text(text: str, found: list[list[str]]) 
 
 def test_what_is_no_command_is_refused() -> None:
     assert "--prot" in refusal_of_ours(["serve", "--prot", "1"])
-    assert refusal_of_ours(["scale", "encode=2"])
+    assert refusal_of_ours(["scael", "encode=2"])
     assert refusal_of_ours(["serve", "--port", "1"]) == ""
     assert refusal_of_rays(["upp"])
     assert "--no-such" in refusal_of_rays(["start", "--no-such=1"])
@@ -115,4 +113,5 @@ def test_what_is_no_command_is_refused() -> None:
 
 
 def test_all_commands_of_ours_are_known_to_this_test() -> None:
-    assert {"serve", "status", "doctor", "bench", "keys", "ask", "batch", "demo"} == set(COMMANDS)
+    known = {"serve", "status", "scale", "role", "doctor", "bench", "keys", "ask", "batch", "demo"}
+    assert known == set(COMMANDS)

@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 from typing import Any
 
+import kubernetes_validate
 import pytest
 
 from tests.deploy.shell import DEPLOY, ROOT, documents_of
@@ -33,6 +34,12 @@ CLUSTER_FIELDS = {"rayVersion", "authOptions", "enableInTreeAutoscaling", "autos
 GROUP_FIELDS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
 
 
+# What Kubernetes itself has schemas of: all but KubeRay's own, of which a group's template is a pod without its frame.
+OF_KUBERNETES = [document for kind, document in BY_KIND.items() if kind != "RayCluster"] + [
+    {"apiVersion": "v1", "kind": "Pod", **group["template"]} for group in (HEAD, *GROUPS)
+]
+
+
 def settings() -> Settings:
     tables = tomllib.loads(BY_KIND["ConfigMap"]["data"]["triptych.toml"])
     flags = {f"{table}.{name}": value for table, entries in tables.items() for name, value in entries.items()}
@@ -52,6 +59,18 @@ def test_each_document_says_what_it_is(kind: str) -> None:
     assert document["apiVersion"] == API_VERSIONS[kind]
     assert re.match(r"^[a-z]([a-z0-9-]*[a-z0-9])?$", document["metadata"]["name"])
     assert set(document) <= {"apiVersion", "kind", "metadata", "spec", "data"}
+
+
+@pytest.mark.parametrize("document", OF_KUBERNETES, ids=lambda document: document["kind"])
+def test_kubernetes_own_schemas_take_it(document: dict[str, Any]) -> None:
+    named = {**document, "metadata": {"name": "x", **document["metadata"]}}
+    kubernetes_validate.validate(named, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_kubernetes_own_schemas_refuse_a_field_that_is_none() -> None:
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": {"containers": [{"imge": "x"}]}}
+    with pytest.raises(kubernetes_validate.ValidationError, match="imge"):
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_the_cluster_has_the_fields_that_kuberay_knows_and_requires() -> None:

@@ -167,6 +167,7 @@ def test_a_stopped_worker_is_noticed_within_the_bound_and_gets_nothing(tiers: Ti
     tiers.tell("encode", "prefill", "decode", "other")
     with tiers.stopped("other"):
         tiers.wait(lambda: tiers.states()["other"] != "ready", NOTICED_SECONDS + MACHINE_SECONDS)
+        assert "did not answer in time" in tiers.router.worker_reasons()["other"]
         assert tiers.get("/ready").status_code == httpx.codes.OK
         began = time.monotonic()
         assert [ids_of(tiers.ask()) for _ in range(4)] == [known_answer(EMBEDDED)] * 4

@@ -87,6 +87,7 @@ class LoopbackWorker:
     memfd_reads: int = 0
     chunks: int = 0
     digests: set[bytes] = field(default_factory=set)  # of all items that Encode calls have asked for
+    row_sum: bytes = b""  # checksum of any rows
     refs: int = 0  # that Prefill calls have got
     ref_messages: int = 0  # in which they came
     _server: Any = None
@@ -257,6 +258,7 @@ class _Encoder(encoder_pb2_grpc.EncoderServicer):
             shards=(Shard(0, 1, 0),),
             generation=1,
             lease_seconds=30,
+            checksum=self._worker.row_sum,
         )
 
 

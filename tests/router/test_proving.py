@@ -64,7 +64,7 @@ async def test_nothing_is_ready_before_a_picture_has_gone_through_every_role(car
         assert any("decode" in line for line in workers[2].log)
         assert all(all(worker.checksums) for worker in workers)
         before = [len(worker.checksums) for worker in workers]
-        assert (await served.chat(picture(), max_tokens=3)).status_code == 200
+        assert (await served.chat([picture()], max_tokens=3)).status_code == 200
         asked = [worker.checksums[count:] for worker, count in zip(workers, before, strict=True)]
         assert asked == [[False]] * 3
 
@@ -105,6 +105,53 @@ async def test_ready_says_that_the_only_worker_is_wrong_until_another_process_ta
         await until(lambda: set(states(served).values()) == {"ready"})
 
 
+async def test_a_worker_that_requests_wait_for_is_tested_without_the_room_that_they_hold(card: ModelCard) -> None:
+    encode, prefill, decode = workers = tiers(card, "e", "p", "d")
+    async with serving(card, self_test=True) as served:
+        for worker in workers:
+            worker.says = right(card)
+        await told(served, workers)
+        await until(lambda: set(states(served).values()) == {"ready"})
+        decode.is_full = True
+        await prefill.restart()
+        served.router.fleet.update([worker.known for worker in workers])
+        await until(lambda: served.router.fleet.links[2].incarnation == prefill.incarnation)
+        await until(lambda: set(states(served).values()) == {"ready"})
+        prefill.gate.clear()
+        await encode.restart()
+        served.router.fleet.update([worker.known for worker in workers])
+        await until(lambda: served.router.fleet.links[1].incarnation == encode.incarnation)
+        await until(lambda: set(states(served).values()) == {"ready"})
+
+
+async def test_a_prefill_worker_that_comes_later_must_come_to_the_same_tokens(card: ModelCard) -> None:
+    workers, (late,) = tiers(card, "e", "p", "d"), tiers(card, "p")
+    late.worker_id = "late"
+    async with serving(card, self_test=True) as served:
+        for worker in workers:
+            worker.says = right(card)
+        await told(served, workers)
+        await until(lambda: set(states(served).values()) == {"ready"})
+        late.says = [UNUSED_ID] * NUM_TOKENS
+        await told(served, [late])
+        await until(lambda: states(served).get(late.worker_id) == "faulty")
+        assert (await ready(served))[0] == 200
+
+
+async def test_an_encoder_whose_rows_nobody_knows_is_tested_with_all_roles(card: ModelCard) -> None:
+    workers, (late,) = tiers(card, "e", "p", "d"), tiers(card, "e")
+    late.worker_id, late.row_sum = "late", bytes(16)
+    async with serving(card, self_test=True) as served:
+        for worker in workers:
+            worker.says = right(card)
+        await told(served, workers)
+        await until(lambda: set(states(served).values()) == {"ready"})
+        reserved = len(workers[2].reserves)
+        await told(served, [late])
+        await until(lambda: states(served).get("late") == "ready")
+        assert len(workers[2].reserves) == reserved + 1
+
+
 async def test_without_a_known_answer_prefill_alone_says_what_is_right(card: ModelCard, tmp_path: Path) -> None:
     for file in card.folder.iterdir():
         if file.name != FILE:
@@ -116,7 +163,7 @@ async def test_without_a_known_answer_prefill_alone_says_what_is_right(card: Mod
             worker.says = right(card)
         workers[2].says = wrong(card)
         await told(served, workers)
-        await until(lambda: f"token {UNUSED_ID} where prefill says" in served.router.fleet.links[0].reason)
+        await until(lambda: f"token 1 is {UNUSED_ID} as decoded, prefill says" in served.router.fleet.links[0].reason)
         assert (await ready(served))[0] == 503
 
 

@@ -27,7 +27,7 @@ INTERFACE = "cable"  # what the one network interface of each host is called, be
 PREFIX_BITS = 24
 ADDRESSES = ("10.77.0.1", "10.77.0.2")  # in networks that only the two hosts are in, so every run has the same
 
-_TOOLS = ("unshare", "nsenter", "ip", "tc")
+_TOOLS = ("unshare", "nsenter", "ip", "tc", "bash")
 _START_SECONDS = 10.0
 _END_SECONDS = (
     30.0  # a Python with torch in it takes a second of processor time to leave, on a machine that may be busy
@@ -35,10 +35,12 @@ _END_SECONDS = (
 _COMMAND_SECONDS = 10.0
 _NOTHING_MORE: Mapping[str, str] = {}
 
-# Own mounts first: what /sys and /dev/shm show is what the library under test will look at.
+# Own mounts first: what /sys and /dev/shm show is what the library under test will look at. Then it waits, in a bash:
+# that one buries, as the first process of a machine does, those whose parents have ended.
 _FIRST_PROCESS = """
-mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /dev/shm && hostname "$1" && ip link set lo up &&
-echo ready && exec cat > /dev/null
+mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /dev/shm && hostname "$1" && ip link set lo up && {
+%s
+} && echo ready && exec > /dev/null && while read -r; do :; done
 """
 
 
@@ -73,12 +75,8 @@ class HostProcess:
     def end(self) -> bool:
         """Ask it to end, then make it; whether asking was enough. Ending it again does nothing."""
         self._signal(signal.SIGTERM)
-        try:
-            self._entered.wait(_END_SECONDS)
-            ended_itself = True
-        except subprocess.TimeoutExpired:
+        if not (ended_itself := _is_over(self._entered, _END_SECONDS)):
             self.kill()
-            ended_itself = False
         for stream in (self._entered.stdin, self._entered.stdout):
             if stream is not None:
                 stream.close()
@@ -99,12 +97,15 @@ class HostProcess:
 class Host:
     """One of the two. `close` ends all that runs on it."""
 
-    def __init__(self, name: str, address: str) -> None:
+    def __init__(self, name: str, address: str, prepare: str = ":", arguments: Sequence[str] = ()) -> None:
+        """prepare: what bash runs there before anything else, with the arguments from $2 on."""
         self.name = name
         self.address = address
+        self.first_pid = 0
+        self._entered: list[subprocess.Popen[str]] = []
         command = ["unshare", "--net", "--pid", "--ipc", "--uts", "--mount", "--fork", "--mount-proc"]
         self._unshare = subprocess.Popen(
-            [*command, "sh", "-c", _FIRST_PROCESS, "sh", name],
+            [*command, "bash", "-c", _FIRST_PROCESS % prepare, "bash", name, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -124,20 +125,25 @@ class Host:
         """Run a command here, in the repository's root; its standard streams are pipes, its errors go to `log`."""
         with log.open("a") as errors:
             entered = subprocess.Popen(
-                [*self._enter("--pid", "--mount", "--uts", "--ipc", "--net"), *command],
+                [*self.enter(), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
                 env=os.environ | environment,
             )
+        return self.took(entered)
+
+    def took(self, entered: "subprocess.Popen[str]") -> HostProcess:
+        """A process that somebody has started with `enter`; one that is over is forgotten."""
+        self._entered = [*(each for each in self._entered if each.poll() is None), entered]
         return HostProcess(entered, self.name)
 
     def network(self, *command: str) -> str:
         """What a command that ends at once prints, with this host's network and the machine's processes."""
         try:
             done = subprocess.run(
-                [*self._enter("--net"), *command], check=True, capture_output=True, text=True, timeout=_COMMAND_SECONDS
+                [*self.enter("--net"), *command], check=True, capture_output=True, text=True, timeout=_COMMAND_SECONDS
             )
         except subprocess.CalledProcessError as error:
             raise HostsUnavailable(f"{' '.join(command)}: {error.stderr.strip()}") from error
@@ -156,21 +162,25 @@ class Host:
         return self._unshare.poll() is None
 
     def close(self) -> None:
-        """Ends its first process, and the kernel all others; closing again does nothing."""
+        """Ends its first process, and the kernel all others; closing again does nothing. Raises TimeoutError."""
         if self._unshare.stdin is not None:
             self._unshare.stdin.close()
-        try:
-            self._unshare.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._unshare.kill()
-            self._unshare.wait(_END_SECONDS)
+        # A host has gone once all its processes are buried, those started from outside by their nsenters. An nsenter
+        # stops where its child is stopped, and buries nobody from then on. So these end first.
+        for entered in self._entered:
+            entered.kill()
+        for process in (*self._entered, self._unshare):
+            if not _is_over(process, _END_SECONDS):
+                left = [f"{pid} ({_state_of(pid)})" for pid in sorted(self.processes())]
+                raise TimeoutError(f"{self.name} has not gone after {_END_SECONDS:g} s: {', '.join(left)}")
         for stream in (self._unshare.stdout, self._unshare.stderr):
             if stream is not None:
                 stream.close()
 
-    def _enter(self, *namespaces: str) -> list[str]:
-        # Outside as inside, the repository lies at the same place.
-        return ["nsenter", "--target", str(self.first_pid), *namespaces, f"--wd={REPOSITORY}", "--"]
+    def enter(self, *namespaces: str) -> list[str]:
+        """What to put before a command that shall run in all namespaces, or those named, in the repository's root."""
+        chosen = namespaces or ("--pid", "--mount", "--uts", "--ipc", "--net")
+        return ["nsenter", "--target", str(self.first_pid), *chosen, f"--wd={REPOSITORY}", "--"]
 
 
 class Cable:
@@ -240,13 +250,13 @@ def require_tools() -> None:
         raise HostsUnavailable(f"two hosts are made with {', '.join(missing)}, which this machine does not have")
 
 
-def wait_until(holds: Callable[[], bool], seconds: float, otherwise: str) -> None:
-    """Raises TimeoutError with `otherwise` when it does not hold within the seconds."""
+def wait_until(holds: Callable[[], bool], seconds: float, otherwise: str, every: float = 0.01) -> None:
+    """Raises TimeoutError with `otherwise` when it does not hold within the seconds; every: those between two looks."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
             raise TimeoutError(f"{otherwise}, after {seconds:g} s")
-        time.sleep(0.01)
+        time.sleep(every)
 
 
 def _only_child(parent: "subprocess.Popen[str]") -> int:
@@ -261,6 +271,21 @@ def _only_child(parent: "subprocess.Popen[str]") -> int:
 
     wait_until(lambda: bool(found()) or parent.poll() is not None, _START_SECONDS, "no process came into the host")
     return int((found() or ["0"])[0])
+
+
+def _is_over(process: "subprocess.Popen[str]", seconds: float) -> bool:
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "gone"
 
 
 def _all_pids() -> list[int]:

@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,6 +108,17 @@ def test_what_is_closed_leaves_no_process_and_no_interface(made: Made) -> None:
     right.close()
     assert not pids & _alive()
     assert _interfaces() == before
+
+
+def test_a_host_goes_also_while_a_process_of_it_is_stopped(made: Made) -> None:
+    """It stops who would have to bury it, too."""
+    left, _, _ = made
+    sleeper = left.start(["sleep", "600"], Path("/dev/null"))
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    left.close()
+    assert time.monotonic() - began < 10
+    assert not {left.first_pid, sleeper.pid} & _alive()
 
 
 def test_a_killed_maker_leaves_no_process(made: Made) -> None:

@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayError
 
 from triptych.cluster.groups import counts_wished, first_counts, group_meant, groups_of
-from triptych.cluster.hiring import Hire
+from triptych.cluster.hiring import Hiring
 from triptych.cluster.member import Member, reason_of
 from triptych.cluster.reconcile import Action, Backoff, Desired, Drain, Start, State, reconcile
 from triptych.cluster.view import View
@@ -37,7 +37,7 @@ class Crew:
     def __init__(
         self,
         settings: Settings,
-        hire: Hire,
+        hiring: Hiring,
         counts: Mapping[str, int] | None = None,
         here: Mapping[str, Any] = _NOBODY,
         wanted: Callable[[Mapping[str, int]], None] = lambda counts: None,
@@ -47,7 +47,7 @@ class Crew:
         wanted: told of every change of the counts, under a lock
         """
         self._settings = settings
-        self._hire = hire
+        self._hiring = hiring
         self._roles = groups_of(settings.serve.topology)
         self._lock = threading.Lock()
         self._counts = dict(counts or first_counts(settings.serve))
@@ -104,6 +104,12 @@ class Crew:
             ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECONDS)
         for member in members:
             member.end()
+        self._hiring.close()
+
+    def abandon(self) -> None:
+        """Ray has gone, and the workers with it."""
+        self._done.set()
+        self._wake.set()
 
     def _want(self, counts: dict[str, int]) -> None:
         """Under the lock. Whoever looks from now on sees that it is not there yet."""
@@ -169,6 +175,7 @@ class Crew:
     def _bury(self, member: Member) -> None:
         worker_id, now = member.worker_id, time.monotonic()
         del self._members[worker_id]
+        self._hiring.release(worker_id)
         with self._lock:
             self._leaving -= {worker_id}
         if member.state in (State.DRAINING, State.STOPPING) or not member.failure:
@@ -194,7 +201,7 @@ class Crew:
     def _carry_out(self, action: Action) -> None:
         now = time.monotonic()
         if isinstance(action, Start):
-            actor = self._hire(action.worker_id, self._roles[action.group])
+            actor = self._hiring.hire(action.worker_id, self._roles[action.group])
             member = Member(action.worker_id, action.group, actor, now)
             self._members[action.worker_id] = member
         else:

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from triptych.cluster.crew import Crew
 from triptych.cluster.groups import first_counts
-from triptych.cluster.hiring import hired, hiring
+from triptych.cluster.hiring import Hiring
 from triptych.cluster.placing import gpus_of
 from triptych.cluster.view import View
 from triptych.config import Settings
@@ -73,8 +73,8 @@ class CrewActor:
             _remember(settings.serve.cluster, {"counts": dict(counts), "gpus": gpus})
 
         remember(counts)
-        hire = hiring(settings, gpus, loopback=False, detached=True)
-        self._crew = Crew(settings, hire, counts, hired(), remember)
+        hiring = Hiring(settings, gpus, first_counts(settings.serve), detached=True)
+        self._crew = Crew(settings, hiring, counts, hiring.find(), remember)
         self._crew.start()
 
     def attach(self, server: str, settings: Settings) -> Attached:
@@ -171,6 +171,9 @@ class DetachedCrew:
                 ray.kill(self._actor, no_restart=True)
         except RayError as error:
             log.warning("the cluster was not ended: %s", error)
+
+    def abandon(self) -> None:
+        """Ray has gone, or this server's way to it: nobody can be told."""
 
     def _ask(self, method: str, *values: Any, seconds: float = _CALL_SECONDS) -> Any:
         return ray.get(getattr(self._actor, method).remote(self._server, *values), timeout=seconds)

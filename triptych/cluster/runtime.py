@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import ray
 
+from triptych.cluster.raylet import RayletWatch
 from triptych.errors import ConfigError, InternalError
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class RayRuntime:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         self.started_here = False
         self._joined_here = False
+        self._raylet: RayletWatch | None = None
         self._show_logs = show_logs
         self._namespace = namespace
         if ray.is_initialized():
@@ -43,6 +45,18 @@ class RayRuntime:
         if address == "local" or not self._join(address):
             self._start(num_actors)
         self._joined_here = True
+
+    def watch(self) -> None:
+        """From now on `is_gone` tells."""
+        try:
+            self._raylet = RayletWatch()
+        except OSError as error:  # of another user's, say
+            log.warning("the end of Ray will be noticed late, as its process cannot be watched: %s", error)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether this node's part of Ray has ended, for good: whatever asks Ray from then on waits for a minute."""
+        return self._raylet is not None and self._raylet.has_ended()
 
     def _start(self, num_actors: int) -> None:
         """Raises InternalError where Ray does not come up, with the end of its log."""
@@ -90,6 +104,9 @@ class RayRuntime:
         return True
 
     def close(self) -> None:
+        if self._raylet is not None:
+            self._raylet.close()
+            self._raylet = None
         if self._joined_here:
             ray.shutdown()
             self._joined_here = False

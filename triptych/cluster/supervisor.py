@@ -14,7 +14,7 @@ from triptych.cluster.ahead import CompilingAhead
 from triptych.cluster.crew import Crew
 from triptych.cluster.detached import DetachedCrew
 from triptych.cluster.groups import first_counts, groups_of
-from triptych.cluster.hiring import hiring
+from triptych.cluster.hiring import Hiring
 from triptych.cluster.placing import gpus_of
 from triptych.cluster.routers import RouterProcesses
 from triptych.cluster.runtime import RayRuntime
@@ -80,7 +80,8 @@ class Supervisor:
         num_workers = sum(first_counts(settings.serve).values())
         started_here = self._join_ray(num_workers)
         gpus = gpus_of(settings.serve, ray.cluster_resources().get("GPU", 0.0), num_workers)
-        crew = Crew(settings, hiring(settings, gpus, loopback=started_here))
+        hiring = Hiring(settings, gpus, first_counts(settings.serve), loopback=started_here)
+        crew = Crew(settings, hiring)
         crew.start()
         return crew
 
@@ -104,6 +105,7 @@ class Supervisor:
         self._progress("looking for Ray")
         serve = self._settings.serve
         self._runtime = RayRuntime(serve.ray, self._show_logs, num_actors, f"triptych-{serve.cluster}")
+        self._runtime.watch()
         started_here = self._runtime.started_here
         self._progress(f"Ray {'started for this server alone' if started_here else 'joined, it was running already'}")
         return started_here
@@ -134,7 +136,9 @@ class Supervisor:
             self._watcher.join(timeout=_STOP_SECONDS)
         if self._routers is not None:
             self._routers.stop()
-        if self._crew is not None:
+        if self._crew is not None and self._runtime is not None and self._runtime.is_gone:
+            self._crew.abandon()
+        elif self._crew is not None:
             self._crew.stop(may_end=self._is_up)
         if self._runtime is not None:
             self._runtime.close()
@@ -173,6 +177,10 @@ class Supervisor:
         assert self._crew is not None
         assert self._routers is not None
         while not self._done.wait(_POLL_SECONDS):
+            if self._runtime is not None and self._runtime.is_gone:
+                self._progress("Ray has gone, and this server's workers with it")
+                self.lost.set()
+                return
             view = self._crew.view()
             self._pass_on(view)
             if view.is_lost:

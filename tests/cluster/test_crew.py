@@ -1,0 +1,148 @@
+"""How workers are kept, on a Ray of this test's own; the workers here load nothing."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import ray
+
+from triptych.cluster.actors import WorkerAddress
+from triptych.cluster.crew import Crew
+from triptych.cluster.hiring import Hiring
+from triptych.cluster.reconcile import State
+from triptych.cluster.runtime import RayRuntime
+from triptych.cluster.view import View
+from triptych.config import ServeSettings, Settings
+from triptych.errors import ConfigError, InvalidRequest
+from triptych.journey import Endpoint, Role
+
+WAIT_SECONDS = 60.0  # a liveness bound
+
+
+class Light:
+    """Does what a worker's actor does, at once; with a busy one of its group that never becomes empty."""
+
+    def __init__(self, worker_id: str, roles: list[str], *_: object) -> None:
+        self._worker_id = worker_id
+        self._roles = frozenset(Role(role) for role in roles)
+
+    def address(self) -> WorkerAddress:
+        return WorkerAddress(self._worker_id, self._roles, Endpoint("127.0.0.1:1", 1), os.getpid())
+
+    def drain(self) -> bool:
+        return self._worker_id != "encode-1"
+
+    def stop(self) -> None:
+        pass
+
+
+class Broken(Light):
+    """Its encoders cannot start."""
+
+    def __init__(self, worker_id: str, *more: object) -> None:
+        if worker_id.startswith("encode"):
+            raise ConfigError("no such folder")
+        super().__init__(worker_id, *more)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_ray() -> Iterator[None]:
+    runtime = RayRuntime("local", num_actors=3)
+    yield
+    runtime.close()
+
+
+@pytest.fixture
+def crew_of() -> Iterator[Callable[..., Crew]]:
+    crews: list[Crew] = []
+
+    def make(actor: type, **serve: object) -> Crew:
+        settings = Settings(serve=ServeSettings(device="cpu", **serve))  # type: ignore[arg-type]
+        crew = Crew(settings, Hiring(settings, 0.0, {}, loopback=True, actor=actor))
+        crews.append(crew)
+        crew.start()
+        return crew
+
+    yield make
+    for crew in crews:
+        crew.stop()
+
+
+def wait(crew: Crew, holds: Callable[[View], bool]) -> View:
+    """What is told once it holds."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not holds(view := crew.view()):
+        assert time.monotonic() < deadline, view
+        threading.Event().wait(0.02)
+    return view
+
+
+def settled(view: View) -> bool:
+    return bool(view.told()["settled"])
+
+
+def ids(view: View) -> list[str]:
+    return sorted(worker.worker_id for worker in view.workers)
+
+
+def test_a_worker_that_cannot_start_is_tried_again_ever_more_rarely_and_says_why(
+    crew_of: Callable[..., Crew],
+) -> None:
+    crew = crew_of(Broken)
+    view = wait(crew, lambda view: any("3 times in a row now" in text for _, text in view.news))
+    assert view.failures == {"encode-0": "no such folder"}
+    told = [text for _, text in view.news if text.startswith("encode-0")]
+    assert told[-1] == "encode-0 is down: no such folder; 3 times in a row now, the next try is in 1 s"
+    assert {"prefill-0 ready", "decode-0 ready"} <= {text for _, text in view.news}, "others are not held up"
+    assert not settled(view)
+
+
+def test_one_that_is_killed_comes_back_as_another(crew_of: Callable[..., Crew]) -> None:
+    crew = crew_of(Light)
+    before = {each.worker_id: each.pid for each in wait(crew, settled).addresses}
+    os.kill(before["decode-0"], 9)
+    wait(crew, lambda view: any(text.startswith("decode-0 is down") for _, text in view.news))
+    after = {each.worker_id: each.pid for each in wait(crew, settled).addresses}
+    assert after.keys() == before.keys()
+    assert {name for name in after if after[name] != before[name]} == {"decode-0"}
+
+
+def test_one_that_takes_too_long_to_drain_is_stopped(crew_of: Callable[..., Crew]) -> None:
+    crew = crew_of(Light, encoders=2, drain_seconds=0.5)
+    wait(crew, settled)
+    crew.scale({"encode": 1})
+    draining = wait(crew, lambda view: any(worker.state is State.DRAINING for worker in view.workers))
+    assert "encode-1" not in {each.worker_id for each in draining.addresses}, "routers give it nothing more"
+    view = wait(crew, settled)
+    assert ids(view) == ["decode-0", "encode-0", "prefill-0"]
+    assert any("encode-1 has taken too long to finish" in text for _, text in view.news)
+
+
+def test_a_worker_switches_once_and_only_where_it_can_be_spared(crew_of: Callable[..., Crew]) -> None:
+    crew = crew_of(Light, decodes=2)
+    wait(crew, settled)
+    for worker_id, role, reason in (
+        ("prefill-0", "decode", "prefill-0 is all that there will be of prefill; .* triptych scale prefill=2"),
+        ("decode-0", "decode", "is of decode already"),
+        ("decode-7", "prefill", "there is no worker 'decode-7'; there are "),
+        ("decode-0", "vision", "'vision' is no role of topology"),
+    ):
+        with pytest.raises(InvalidRequest, match=reason):
+            crew.switch(worker_id, role)
+    crew.switch("decode-0", "prefill")
+    with pytest.raises(InvalidRequest, match="decode-1 is all that there will be"):
+        crew.switch("decode-1", "prefill")
+    assert ids(wait(crew, settled)) == ["decode-1", "encode-0", "prefill-0", "prefill-1"]
+
+
+def test_stopping_ends_every_process(crew_of: Callable[..., Crew]) -> None:
+    crew = crew_of(Light)
+    actors = [each.pid for each in wait(crew, settled).addresses]
+    crew.stop()
+    deadline = time.monotonic() + WAIT_SECONDS
+    while any(os.path.exists(f"/proc/{pid}") for pid in actors):
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+    assert ray.is_initialized()
