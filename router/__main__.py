@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from triptych.config import load_settings
+from triptych.garbage import settle
 from triptych.journey import Endpoint
 from triptych.models.card import load_card
-from triptych.router.garbage import settle
 from triptych.router.link import KnownWorker
 from triptych.router.server import RouterServer
 

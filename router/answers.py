@@ -9,16 +9,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from triptych.errors import TriptychError
-from triptych.router.body import read_body, unless_gone
+from triptych.router.body import Body, read_body, unless_gone
 from triptych.router.budget import Holding
 from triptych.router.caller import caller_of
 from triptych.router.choices import Choices, Delta
 from triptych.router.failures import name_image
+from triptych.router.media import waits_for_others
 from triptych.router.request import Request
 from triptych.router.router import Router, Run
 from triptych.router.schema import Chat
 from triptych.router.stream import AnswerStream, StreamForm
 from triptych.router.timeline import Timeline
+from triptych.router.turnstile import Turn
 from triptych.router.usage import Usage, usage_of
 
 Question = TypeVar("Question")
@@ -55,11 +57,18 @@ class GenerationEndpoint:
     async def answer(self, http: HTTPRequest) -> Response:
         router, timeline = self._router, Timeline()
         with router.budget.holding() as of_body:
-            chat = await read_question(http, router, self._parse, of_body, timeline)
-            return await unless_gone(http.receive, self._begin(http, chat, timeline, of_body))
+            body = await read_body_of(http, router, of_body)
+            turn = await router.turnstile.enter()
+            try:
+                chat = await parse_question(body, router, self._parse, timeline)
+                return await unless_gone(http.receive, self._begin(http, chat, timeline, of_body, turn))
+            finally:
+                turn.end()
 
-    async def _begin(self, http: HTTPRequest, chat: Chat, timeline: Timeline, of_body: Holding) -> Response:
-        run = await self._router.begin(chat, timeline, caller_of(http.scope))
+    async def _begin(self, http: HTTPRequest, chat: Chat, timeline: Timeline, of_body: Holding, turn: Turn) -> Response:
+        if waits_for_others(chat.messages):
+            turn.end()
+        run = await self._router.begin(chat, timeline, caller_of(http.scope), turn.end)
         of_body.close()  # the images in it are the run's now
         return await self._answer(chat, run, http.headers.get(TIMELINE_HEADER) == "1")
 
@@ -93,8 +102,19 @@ async def read_question(
     http: HTTPRequest, router: Router, parse: Callable[[bytes], Question], of_body: Holding, timeline: Timeline
 ) -> Question:
     """What the body asks; `parse` runs in a thread where it may take long. Raises what the client has to change."""
+    return await parse_question(await read_body_of(http, router, of_body), router, parse, timeline)
+
+
+async def read_body_of(http: HTTPRequest, router: Router, of_body: Holding) -> Body:
+    """The body, within the router's limits. Raises as `read_body`."""
     limits = router.settings.router
-    body = await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, of_body)
+    return await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, of_body)
+
+
+async def parse_question(
+    body: Body, router: Router, parse: Callable[[bytes], Question], timeline: Timeline
+) -> Question:
+    """What the body asks. Raises what the client has to change."""
     with timeline.measure("parse"):
         if body.is_quickly_parsed:
             return parse(body.data)

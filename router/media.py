@@ -14,7 +14,7 @@ from triptych.router.budget import Holding
 from triptych.router.data_uri import is_data_uri, read_data_uri
 from triptych.router.fetch import MediaFetcher
 from triptych.router.media_names import MediaNames, Named, Names, Namespace, named_otherwise
-from triptych.router.messages import ImagePart
+from triptych.router.messages import ImagePart, Message, images_of
 from triptych.router.tasks import all_or_first_error
 from triptych.router.timeline import Timeline
 
@@ -37,6 +37,11 @@ def at_image(error: TriptychError, index: int, part: ImagePart) -> TriptychError
     error.item_index = index
     error.param = error.param or part.param
     return error
+
+
+def waits_for_others(messages: Sequence[Message]) -> bool:
+    """Whether an image has to be fetched."""
+    return any(part.url and not is_data_uri(part.url) for part in images_of(messages))
 
 
 class MediaLoader:

@@ -49,6 +49,7 @@ class PrefillStage:
     async def _talk(self, start: prefill_pb2.PrefillStart, booking: Booking, take: TakeResults) -> None:
         await self._outbox.send(prefill_pb2.PrefillRequest(start=start))
         booking.sent(self._tools.now())
+        self._tools.request.on_placed()
         await self._listen(take)
 
     def _take_window(self, accepted: prefill_pb2.Accepted) -> None:

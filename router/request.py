@@ -51,6 +51,7 @@ class Request:
         self.cached_tokens = 0  # and those whose KV was there already
         self.stopped_early = False  # the reader has seen enough of a choice that its worker still continues
         self.all_finished = asyncio.Event()
+        self.on_placed: Callable[[], None] = lambda: None  # called once a prefill worker has been asked; idempotent
         self._begun = False  # the first tokens have come
         self._finished = [False] * prepared.branches
         self._unread: list[Token] = []

@@ -29,6 +29,7 @@ from triptych.router.self_test import body, known_answer
 from triptych.router.tasks import Background
 from triptych.router.threads import WorkThreads
 from triptych.router.timeline import Timeline
+from triptych.router.turnstile import Turnstile
 from triptych.router.usage import Usage, usage_of
 from triptych.wire.membership import Membership
 
@@ -61,6 +62,7 @@ class Router:
             settings.router.media_budget_bytes, lambda held: self.metrics.set("triptych:media_bytes", held)
         )
         self.threads = WorkThreads()
+        self.turnstile = Turnstile()
         self.prompts = PromptBuilder(card, settings.router.chat_template)
         self.detokenizer = Detokenizer(self.prompts.tokenizer, card.vocab_size)
         self._fetcher = MediaFetcher(settings.router, budget=self.budget, metrics=self.metrics)
@@ -105,14 +107,24 @@ class Router:
         except TimeoutError:
             raise DeadlineExceeded("the request's images took too long to arrive") from None
 
-    async def begin(self, chat: Chat, timeline: Timeline, caller: Caller = NOBODY) -> "Run":
-        """Prepares a request and sets it on its way; the caller reads its tokens, and closes the run in any case."""
+    async def begin(
+        self,
+        chat: Chat,
+        timeline: Timeline,
+        caller: Caller = NOBODY,
+        on_placed: Callable[[], None] = lambda: None,
+    ) -> "Run":
+        """Prepares a request and sets it on its way; the caller reads its tokens, and closes the run in any case.
+
+        on_placed: called once its prompt is with a worker
+        """
         holding = self.budget.holding()
         try:
             request = Request(new_request_id(), await self.prepare(chat, holding, timeline, caller), timeline)
         except BaseException:
             holding.close()
             raise
+        request.on_placed = on_placed
         self._count_start(request.prepared)
 
         def ended(run: Run, error: BaseException | None) -> None:

@@ -22,12 +22,12 @@ from prometheus_client import values
 
 from triptych.config import Settings, load_settings
 from triptych.errors import TriptychError
+from triptych.garbage import settle
 from triptych.journey import Endpoint, Role
 from triptych.json_lines import JsonLines
 from triptych.metrics import FOLDER_VARIABLE
 from triptych.models.card import load_card
 from triptych.router.commons import Commons
-from triptych.router.garbage import settle
 from triptych.router.link import KnownWorker
 from triptych.router.server import DRAIN_SECONDS, RouterServer
 from triptych.router.supervision import Supervision

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from triptych.config import load_settings
+from triptych.garbage import settle
 from triptych.journey import Role
 from triptych.services.host import Builder, Placement, WorkerHost, parse_roles
 
@@ -40,6 +41,7 @@ def run_worker(builders: Mapping[Role, Builder]) -> None:
         signal.signal(number, lambda *_: done.set())
     host = WorkerHost(placement, builders, settings)
     endpoint = host.start()
+    settle()
     print(f"ready {endpoint.address} {endpoint.incarnation}", flush=True)
     done.wait()
     host.stop()

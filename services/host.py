@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from triptych.services.guard import Door
 from triptych.services.health import HealthService
 from triptych.services.memory_plan import budget_of, in_words
 from triptych.services.profiling import Profiler
+from triptych.services.quick_waits import wake_quickly
 from triptych.services.site import Language, RoleWorker, Site
 from triptych.services.worker_service import WorkerService
 from triptych.transfer.faults import Faults
@@ -41,9 +41,6 @@ log = logging.getLogger(__name__)
 Builder = Callable[[Site, Language | None, grpc.aio.Server], RoleWorker]
 
 _STOP_SECONDS = 5.0
-# Each launch of a kernel lets go of the interpreter, and a thread that computes in Python then keeps it for so long:
-# with Python's own 5 ms a device stood still for up to 40 ms between two steps.
-_SWITCH_SECONDS = 1e-4
 _LEASES = 10  # longest lease a caller may ask for, in leases as configured
 
 
@@ -88,7 +85,7 @@ class WorkerHost:
         self._stopped = False
 
     def start(self) -> Endpoint:
-        sys.setswitchinterval(_SWITCH_SECONDS)
+        wake_quickly()
         self._thread.start()
         try:
             return asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()

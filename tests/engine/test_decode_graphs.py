@@ -139,7 +139,7 @@ def test_what_cannot_be_recorded_runs_eagerly_with_a_warning_or_is_refused(
     model: LanguageModel, front: type[Front], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     kv, last_ids = torch.zeros(model.kv.slab_shape(40, 16)), torch.zeros(4, dtype=torch.int64)
-    with pytest.raises(ConfigError, match=f"language.graphs is on, but decoding cannot be recorded: .*{reason}"):
+    with pytest.raises(ConfigError, match=f"language.graphs is on, but decoding steps cannot be recorded: .*{reason}"):
         record(front(model), kv, last_ids, ON, Recorder())
     with caplog.at_level(logging.WARNING):
         assert record(front(model), kv, last_ids, replace(ON, graphs="auto"), Recorder()) is None

@@ -54,6 +54,15 @@ def test_rows_do_not_depend_on_their_neighbours(number: int, dtype: torch.dtype)
         assert torch.equal(result, alone(case, row).attended(attention)), f"sequence {row}"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=str)
+@pytest.mark.parametrize("number", range(len(SPECS)))
+def test_a_step_told_by_tensors_gives_the_same_bits(number: int, dtype: torch.dtype) -> None:
+    case = make_case(replace(SPECS[number], dtype=dtype), number, CUDA)
+    attention = make_attention("triton", case.shape, CUDA)
+    expected = case.attended(attention)
+    assert all(torch.equal(case.told(attention, spare), expected) for spare in (0, 30))
+
+
 def test_many_runs_give_the_same_bits() -> None:
     case = make_case(replace(SPECS[0], dtype=torch.bfloat16), 1, CUDA)
     attention = make_attention("triton", case.shape, CUDA)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from triptych.models.attention.base import Attention, AttentionShape
-from triptych.models.base import DecodeInputs, PagedInputs
+from triptych.models.base import DecodeInputs, PagedInputs, StepInputs, StepShape
 
 LAYERS, LAYER = 2, 1
 # Of the whole result, relative. The slab's numbers are those that the reference multiplies, so what is left is
@@ -55,6 +55,29 @@ class Case:
         step = attention.decode_step(decode_inputs(self.inputs, width, padding), self.slab)
         rows = [torch.cat([each, each[:1].expand(padding, -1, -1)]) for each in (self.query, self.key, self.value)]
         return step.attend(LAYER, *rows)
+
+    def told(self, attention: Attention, spare: int = 0) -> Tensor:
+        """The step told by tensors alone, prompts in it or not, in a shape with so much more room of each kind."""
+        inputs, device = self.inputs, self.slab.device
+        lengths = np.array([inputs.query_lengths, inputs.kv_lengths], dtype=np.int32)
+        tokens, count = len(self.query), lengths.shape[1]
+        shape = StepShape(tokens + spare, count + spare)
+        sequences = np.zeros((3, shape.sequences), dtype=np.int32)
+        sequences[:, :count] = np.cumsum(lengths[0]) - lengths[0], *lengths
+        tables = torch.zeros(shape.sequences, inputs.block_tables.shape[1] + spare, dtype=torch.int32, device=device)
+        tables[:count, : inputs.block_tables.shape[1]] = inputs.block_tables
+        slots = torch.cat([inputs.slots, inputs.slots.new_full((spare,), -1)])
+        listed = [torch.from_numpy(each).to(device) for each in attention.list_step(sequences[:, :count], shape)]
+        told = StepInputs(
+            positions=slots.expand(3, -1),
+            slots=slots,
+            sequences=torch.from_numpy(sequences).to(device),
+            block_tables=tables,
+            logits_at=slots.new_zeros(shape.sequences),
+            listed=listed,
+        )
+        rows = [torch.cat([each, each[:1].expand(spare, -1, -1)]) for each in (self.query, self.key, self.value)]
+        return attention.told_step(told, self.slab).attend(LAYER, *rows)[:tokens]
 
 
 def relative(found: Tensor, exact: Tensor) -> float:

@@ -102,10 +102,25 @@ def decodes_that_differ_when_told_by_tensors() -> int:
     return apart
 
 
+def steps_that_differ_when_told_by_tensors() -> int:
+    """As above, of steps with prompts in them, in shapes that are just large enough, and larger."""
+    apart = 0
+    for seed, spec in enumerate([*mixed_specs()[1:4], mixed_specs()[6], mixed_specs()[7], decode_specs()[1]]):
+        case, attention = make_case(spec, seed), attention_for(spec)
+        for spare in (0, 5):
+            told = case.told(attention, spare)
+            apart += int((told != case.attended(attention)).flatten(1).any(1).sum())
+    return apart
+
+
 def main() -> None:
     assert os.environ.get("TRITON_INTERPRET") == "1", "the interpreter is chosen before the kernels are imported"
     began = time.process_time()
-    figures = errors() | {"alone": rows_that_differ_when_alone(), "told": decodes_that_differ_when_told_by_tensors()}
+    figures = errors() | {
+        "alone": rows_that_differ_when_alone(),
+        "told": decodes_that_differ_when_told_by_tensors(),
+        "told steps": steps_that_differ_when_told_by_tensors(),
+    }
     print(json.dumps(figures))
     print(f"{time.process_time() - began:.1f} s of this process", file=sys.stderr)
 

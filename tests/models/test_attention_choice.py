@@ -6,10 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from triptych.config import ATTENTIONS, LanguageSettings
 from triptych.errors import ConfigError
+from triptych.journey import Int32Array
 from triptych.models.attention import choice
 from triptych.models.attention.base import AttentionShape, AttentionStep
 from triptych.models.attention.choice import choose_attention
@@ -17,7 +19,7 @@ from triptych.models.attention.parts import split
 from triptych.models.attention.sdpa import SdpaAttention
 from triptych.models.attention.trial import random_step, what_is_wrong
 from triptych.models.attention.varlen import find_runs
-from triptych.models.base import DecodeInputs, PagedInputs
+from triptych.models.base import DecodeInputs, PagedInputs, StepInputs, StepShape
 
 CPU = torch.device("cpu")
 SHAPE = AttentionShape(4, 2, 16, 16, 2, torch.float32, torch.float32, 0.25)
@@ -39,14 +41,20 @@ class Spoilt:
     def decode_step(self, inputs: DecodeInputs, kv_slab: Tensor) -> AttentionStep:
         return SpoiltStep(self._sound.decode_step(inputs, kv_slab), self._factor if self._of == "decode" else 1.0)
 
+    def list_step(self, sequences: Int32Array, shape: StepShape) -> list[NDArray[np.generic]]:
+        return self._sound.list_step(sequences, shape)
+
+    def told_step(self, inputs: StepInputs, kv_slab: Tensor) -> AttentionStep:
+        return SpoiltStep(self._sound.told_step(inputs, kv_slab), self._factor if self._of == "told" else 1.0, at=-2)
+
 
 class SpoiltStep:
-    def __init__(self, sound: AttentionStep, factor: float) -> None:
-        self._sound, self._factor = sound, factor
+    def __init__(self, sound: AttentionStep, factor: float, at: int = -1) -> None:
+        self._sound, self._factor, self._at = sound, factor, at
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         result = self._sound.attend(layer, query, key, value)
-        result[-1] *= self._factor
+        result[self._at] *= self._factor
         return result
 
 
@@ -57,7 +65,7 @@ def test_torchs_attention_passes_the_trial(dtype: torch.dtype, kv_dtype: torch.d
     assert what_is_wrong(SdpaAttention(shape), shape, CPU) == ""
 
 
-@pytest.mark.parametrize("of", ["single", "prompt"])
+@pytest.mark.parametrize("of", ["single", "prompt", "told"])
 @pytest.mark.parametrize("factor", [1.1, float("nan")])
 def test_one_wrong_row_is_found(of: str, factor: float) -> None:
     assert "apart" in what_is_wrong(Spoilt(SHAPE, factor, of), SHAPE, CPU)

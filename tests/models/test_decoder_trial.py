@@ -3,13 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.models.decoders import FAMILIES, lean_copy, lean_decoder, stock_model
+from triptych.journey import Int32Array
 from triptych.models.attention.base import AttentionStep
-from triptych.models.base import DecodeInputs, PagedInputs
+from triptych.models.base import DecodeInputs, PagedInputs, StepInputs, StepShape
 from triptych.models.decoder import loading
 from triptych.models.decoder.layer import Layer
 from triptych.models.decoder.lean import LeanDecoder
@@ -96,6 +99,12 @@ class Forgetful:
 
     def decode_step(self, inputs: DecodeInputs, kv_slab: Tensor) -> AttentionStep:
         return self._sound.decode_step(inputs, kv_slab)
+
+    def list_step(self, sequences: Int32Array, shape: StepShape) -> list[NDArray[np.generic]]:
+        return self._sound.list_step(sequences, shape)
+
+    def told_step(self, inputs: StepInputs, kv_slab: Tensor) -> AttentionStep:
+        return self._sound.told_step(inputs, kv_slab)
 
 
 def test_attention_that_forgets_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

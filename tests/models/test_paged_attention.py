@@ -55,6 +55,10 @@ def test_triton_decode_does_not_depend_on_padding_and_width(interpreted: dict[st
     assert interpreted["told"] == 0
 
 
+def test_triton_steps_with_prompts_do_not_depend_on_padding_and_width(interpreted: dict[str, object]) -> None:
+    assert interpreted["told steps"] == 0
+
+
 def random_case(seed: int, dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None) -> Case:
     chosen = random.Random(seed)
     lengths = [chosen.choice([1, 1, chosen.randint(2, 90)]) for _ in range(chosen.randint(1, 6))]
@@ -75,6 +79,13 @@ def test_torchs_attention_equals_float64(seed: int) -> None:
 def test_torchs_attention_reads_pages_in_fp8(seed: int) -> None:
     case = random_case(seed, torch.float32, FP8)
     assert relative(case.attended(SdpaAttention(case.shape)), case.exact) <= LARGEST_ERRORS[torch.float32]
+
+
+@pytest.mark.parametrize("spare", [0, 7])
+@pytest.mark.parametrize("seed", range(6))
+def test_torchs_attention_of_a_step_told_by_tensors_equals_float64(seed: int, spare: int) -> None:
+    case = random_case(seed)
+    assert relative(case.told(SdpaAttention(case.shape), spare), case.exact) <= LARGEST_ERRORS[torch.float32]
 
 
 def test_torchs_attention_of_a_padded_decode_step_leaves_zeros_in_padded_rows() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from triptych.config import Settings
+from triptych.garbage import settle
 from triptych.journey import Endpoint, Role
 
 
@@ -46,6 +47,7 @@ class WorkerActor:
         self._host = host_module.WorkerHost(placement, roles_module.BUILDERS, settings)
         endpoint = self._host.start()
         self._address = WorkerAddress(worker_id, placement.roles, endpoint, os.getpid(), memory=self._host.memory)
+        settle()
 
     def address(self) -> WorkerAddress:
         return self._address

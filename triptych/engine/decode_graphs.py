@@ -2,7 +2,8 @@
 
 What happens in a step: everything the host knows goes, in one copy, into inputs of fixed address; the replay takes each
 branch's token from there or from the ids that the step before has left on the device, computes the logits, and chooses
-the largest ones. Rows beyond the branches write nothing. Steps that fit no bucket, or prefill too, run eagerly.
+the largest ones. Rows beyond the branches write nothing. Steps that fit no bucket run eagerly; those that prefill, too,
+are recorded by step_graphs.py.
 
 On the CPU a recorder keeps the work itself in place of a graph, so that all of this is the same there but the speed.
 """
@@ -10,8 +11,7 @@ On the CPU a recorder keeps the work itself in place of a graph, so that all of 
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from triptych.config import LanguageSettings
-from triptych.engine.capture import Capture, CudaCapture, Recorder, Work, pointers
+from triptych.engine.capture import Capture, CudaCapture, Recorder
 from triptych.engine.decode_rows import DecodeRows, Rows
 from triptych.engine.device import Numbers, Stage, places, views
-from triptych.engine.device_errors import is_device_lost
+from triptych.engine.recorded import Recorded, Replayed, attempt, check_difference
 from triptych.engine.sampler import choose_largest
 from triptych.errors import ConfigError
 from triptych.models.base import DecodeInputs, GraphLanguageModel, LanguageModel
@@ -34,40 +34,12 @@ log = logging.getLogger(__name__)
 # and more kernels' blocks that find nothing to do.
 _TABLE_TOKENS = (4096, 32_768)
 
-# Of the largest logit: the kernels are the same, so that 16 bits leave next to nothing.
-_LARGEST_DIFFERENCE = 0.05
-
 
 class Bucket(NamedTuple):
     """A shape that steps are recorded in."""
 
     rows: int
     width: int  # blocks of each
-
-
-@dataclass(slots=True, eq=False)
-class Replayed:
-    """What a replay leaves on the device, until the next one: of every row of the bucket.
-
-    logits: [rows, vocab] float32
-    report: [rows, 2] float64, of the largest logits, as `sampler.read` takes it
-    """
-
-    logits: Tensor
-    report: Tensor
-
-
-@dataclass(slots=True, eq=False)
-class _Recorded:
-    """The work of one bucket; `made` is its outputs."""
-
-    replay: Work
-    made: list[Replayed]
-    used: Mapping[str, Tensor]
-    addresses: Mapping[str, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.addresses = pointers(self.used)
 
 
 class DecodeGraphs:
@@ -90,7 +62,7 @@ class DecodeGraphs:
         self._block_size = block_size
         self._buckets = sorted(buckets)
         self._capture = capture
-        self._recorded: dict[Bucket, _Recorded] = {}
+        self._recorded: dict[Bucket, Recorded] = {}
         self._stage = Stage(kv.device)
         most = max(places(_nothing(bucket))[1] for bucket in self._buckets)
         self._inputs = torch.zeros(most, dtype=torch.uint8, device=kv.device)
@@ -116,11 +88,10 @@ class DecodeGraphs:
         Raises RuntimeError when a tensor that recorded work uses has moved.
         """
         recorded = self._recorded[bucket]
-        _check(recorded)
+        recorded.check()
         self._stage.put(_arrays(bucket, rows, of), self._inputs)
-        recorded.replay()
         self.replays += 1
-        return recorded.made[-1]
+        return recorded.replay()
 
     @torch.inference_mode()
     def verify(self) -> float:
@@ -141,13 +112,11 @@ class DecodeGraphs:
         ids, _, *rest = views(self._inputs, arrays)
         expected = self._model.decode(DecodeInputs(ids, *rest), self._kv).clone()
         self._kv[: bucket.rows].view(torch.uint8).zero_()
-        recorded = self._recorded[bucket]
-        recorded.replay()
-        apart = (recorded.made[-1].logits - expected).abs().max() / expected.abs().max()
+        apart = (self._recorded[bucket].replay().logits - expected).abs().max() / expected.abs().max()
         self._kv[: bucket.rows].view(torch.uint8).zero_()  # whatever numbers they are
         return float(apart.nan_to_num(nan=math.inf))
 
-    def _record(self, bucket: Bucket) -> _Recorded:
+    def _record(self, bucket: Bucket) -> Recorded:
         nothing = _nothing(bucket)
         self._stage.put(nothing, self._inputs)
         token_ids, sources, *rest = views(self._inputs, nothing)
@@ -163,7 +132,7 @@ class DecodeGraphs:
 
         with torch.inference_mode():
             replay = self._capture.capture(work)
-        return _Recorded(replay, made, {"KV slab": self._kv, "inputs": self._inputs, "last ids": self._last_ids})
+        return Recorded(replay, made, {"KV slab": self._kv, "inputs": self._inputs, "last ids": self._last_ids})
 
 
 def capture_for(graphs: str, device: torch.device) -> Capture | None:
@@ -180,24 +149,18 @@ def record(
 
     Raises ConfigError instead when language.graphs is not "auto" but "on".
     """
-    try:
+
+    def make() -> DecodeGraphs:
         if not hasattr(model, "decode") or (kv.device.type == "cuda" and not getattr(model, "recordable", True)):
             raise ConfigError("this decoder, or its attention, has no step that can be")
         longest = min(settings.longest(model.max_model_len), len(kv) * settings.block_size)
         shapes = buckets(settings, longest)
         graphs = DecodeGraphs(cast(GraphLanguageModel, model), kv, last_ids, settings.block_size, shapes, capture)
         graphs.record_all()
-        apart = graphs.verify()
-        if apart > _LARGEST_DIFFERENCE:
-            raise ConfigError(f"replayed logits are {apart:.2g} of the largest number apart from eager ones")
+        check_difference(graphs.verify())
         return graphs
-    except Exception as error:
-        if is_device_lost(error):
-            raise
-        if settings.graphs == "on":
-            raise ConfigError(f"language.graphs is on, but decoding cannot be recorded: {error}") from error
-        log.warning("decoding steps cannot be recorded and run eagerly: %s", error)
-        return None
+
+    return attempt(make, settings.graphs, "decoding steps")
 
 
 def buckets(settings: LanguageSettings, longest: int) -> list[Bucket]:
@@ -229,9 +192,3 @@ def _arrays(bucket: Bucket, rows: Rows, of: DecodeRows) -> Sequence[Numbers]:
     arrays[4][:count] = rows.positions + 1
     arrays[5] = of.table(bucket.rows, bucket.width)
     return arrays
-
-
-def _check(recorded: _Recorded) -> None:
-    for name, tensor in recorded.used.items():
-        if tensor.data_ptr() != recorded.addresses[name]:
-            raise RuntimeError(f"the {name} were reallocated after decoding had been recorded: replays read the old")

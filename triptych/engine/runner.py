@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from triptych.config import CPU_KV_BYTES, LanguageSettings
-from triptych.engine.batch import Stretch, flatten
+from triptych.engine.batch import Flat, Stretch, flatten
 from triptych.engine.cpu_threads import CpuThreads
 from triptych.engine.decode_graphs import DecodeGraphs, capture_for, record
 from triptych.engine.decode_rows import DecodeRows, Rows
@@ -18,13 +18,21 @@ from triptych.engine.device import Numbers, Stage
 from triptych.engine.fuse import Overlay, fuse
 from triptych.engine.launched import BlocksInUse, Drawing
 from triptych.engine.plan import Swap
+from triptych.engine.recorded import Replayed
 from triptych.engine.sampler import Draw, choose, wishes
 from triptych.engine.sequence import DecodeSequence
+from triptych.engine.step_graphs import StepGraphs, record_steps
 from triptych.engine.swap import SwapSpace
 from triptych.errors import ConfigError
 from triptych.journey import BlockRef, Int64Array
 from triptych.models.base import LanguageModel
-from triptych.transfer.cuda_events import HIGHEST_PRIORITY, has_completed, new_sleeping_event, new_stream
+from triptych.transfer.cuda_events import (
+    HIGHEST_PRIORITY,
+    has_completed,
+    new_event,
+    new_sleeping_event,
+    new_stream,
+)
 from triptych.transfer.slab import Slab
 
 
@@ -89,6 +97,7 @@ class Runner:
         self.block_size = block_size
         self.num_blocks = data.numel() // block_bytes
         self.graphs: DecodeGraphs | None = None
+        self.step_graphs: StepGraphs | None = None
         self._settings = settings
         self._slab = slab
         self._blocks = data[: self.num_blocks * block_bytes].view(self.num_blocks, block_bytes)
@@ -103,7 +112,7 @@ class Runner:
         self._in_use: deque[BlocksInUse] = deque()
         # Stamps overtake the steps that are launched: who waits for a block's new generation waits for them alone.
         self._stamps = new_stream(model.device, HIGHEST_PRIORITY) if self._is_cuda else None
-        self._stamped = new_sleeping_event() if self._is_cuda else None
+        self._stamped = new_event() if self._is_cuda else None  # waiters do not sleep: it is a matter of microseconds
 
     def make_room(self, num_slots: int) -> None:
         """Host memory for the KV of so many blocks; it is made when it is first needed."""
@@ -111,7 +120,7 @@ class Runner:
         self._swap_space = SwapSpace(block_bytes, num_slots, self.model.device) if num_slots else None
 
     def record(self) -> None:
-        """Record decoding steps, where the settings say so; ahead of the first step, on any thread. Takes seconds.
+        """Record steps, where the settings say so; ahead of the first step, on any thread. Takes seconds.
 
         Raises ConfigError where they insist and it cannot be done.
         """
@@ -119,7 +128,9 @@ class Runner:
         with torch.cuda.device(device) if self._is_cuda else nullcontext():
             capture = capture_for(self._settings.graphs, device)
             if capture is not None:
-                self.graphs = record(self.model, self._kv, self._last_ids, self._settings, capture)
+                told = self.model, self._kv, self._last_ids, self._settings, capture
+                self.graphs = record(*told)
+                self.step_graphs = record_steps(*told) if self.graphs is not None else None
 
     @contextmanager
     def stream(self) -> Iterator[None]:
@@ -193,19 +204,19 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, work: Work) -> Logits:
-        """Does not wait for the device. Without prompts, and where it was recorded, a replay."""
+        """Does not wait for the device. A replay where the step's shape was recorded."""
         rows = self._rows.update(work.branches)
         draws = [*rows.draws, *(draw for draws in work.first for draw in draws)]
-        bucket = self.graphs.bucket(rows) if self.graphs is not None and not work.stretches else None
+        if work.stretches:
+            return self._launch_step(work, rows, draws)
+        bucket = self.graphs.bucket(rows) if self.graphs is not None else None
         if self.graphs is None or bucket is None:
-            return self._launch_eagerly(work, rows, draws)
+            return self._launch_step(work, rows, draws)
         wanted = wishes(draws, None, rows.count, rows.sources.tolist())
-        last_ids = self._last_ids.clone() if "late_at" in wanted else self._last_ids  # a replay overwrites them
+        last_ids = self._kept_ids(wanted)
         replayed = self.graphs.replay(bucket, rows, self._rows)
-        is_plain = all(draw.is_plain for draw in draws)
-        report = replayed.report[: rows.count] if is_plain else None
         blocks = rows.slots // self.block_size
-        return Logits(replayed.logits[: rows.count], report, rows, draws, self._ship(wanted), last_ids, blocks)
+        return self._replayed(replayed, rows, rows.count, draws, wanted, last_ids, blocks)
 
     @torch.inference_mode()
     def choose(self, made: Logits, masks: Mapping[str, Numbers] | None = None) -> Drawing:
@@ -221,21 +232,51 @@ class Runner:
         on_host = report.to("cpu", non_blocking=True) if report is not None else None
         return Drawing(made.draws, on_host, self._note_use(made.blocks))
 
-    def _launch_eagerly(self, work: Work, rows: Rows, draws: Sequence[Draw]) -> Logits:
+    def _launch_step(self, work: Work, rows: Rows, draws: Sequence[Draw]) -> Logits:
+        """One with prompts in it, or of no recorded shape."""
         flat = flatten(rows, self._rows.table, work.stretches, self.block_size)
-        self._threads.take(len(flat.slots))
         wanted = self._wishes(work, rows, draws, len(flat.logits_at)) if draws else {}
-        arrays: list[Numbers] = [*flat.arrays, rows.sources, *wanted.values()]
-        shipped = self._stage.send(arrays)
+        blocks = np.unique(flat.slots // self.block_size)
+        shape = self.step_graphs.shape(flat) if self.step_graphs is not None else None
+        if self.step_graphs is None or shape is None:
+            logits, shipped = self._compute(work, rows, flat, wanted)
+            return Logits(logits, None, rows, draws, shipped, self._last_ids, blocks)
+        last_ids = self._kept_ids(wanted)
+        replayed = self.step_graphs.replay(shape, flat, rows.sources, work.overlays)
+        return self._replayed(replayed, rows, len(flat.logits_at), draws, wanted, last_ids, blocks)
+
+    def _compute(
+        self, work: Work, rows: Rows, flat: Flat, wanted: dict[str, Numbers]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Logits, kernel by kernel; and what is wanted, on the device."""
+        self._threads.take(len(flat.slots))
+        shipped = self._stage.send([*flat.arrays, rows.sources, *wanted.values()])
         num_inputs = len(flat.arrays)
         token_ids, inputs = flat.inputs(shipped[:num_inputs])
         if rows.has_pending:
             self._feed(token_ids[: rows.count], shipped[num_inputs])
         embeddings, deepstack = fuse(self.model.embed(token_ids), work.overlays, self.model.levels)
         logits = self.model.forward(embeddings, replace(inputs, deepstack=deepstack), self._kv)
-        of_wishes = dict(zip(wanted, shipped[num_inputs + 1 :], strict=True))
-        blocks = np.unique(flat.slots // self.block_size)
-        return Logits(logits, None, rows, draws, of_wishes, self._last_ids, blocks)
+        return logits, dict(zip(wanted, shipped[num_inputs + 1 :], strict=True))
+
+    def _kept_ids(self, wanted: dict[str, Numbers]) -> Tensor:
+        """The ids that the step before has chosen, where they are asked for: a replay writes over them."""
+        return self._last_ids.clone() if "late_at" in wanted else self._last_ids
+
+    def _replayed(
+        self,
+        replayed: Replayed,
+        rows: Rows,
+        count: int,
+        draws: Sequence[Draw],
+        wanted: dict[str, Numbers],
+        last_ids: Tensor,
+        blocks: Int64Array,
+    ) -> Logits:
+        """count: logits that are asked for, of all that were made"""
+        is_plain = bool(draws) and not wanted and all(draw.is_plain for draw in draws)
+        report = replayed.report[:count] if is_plain else None
+        return Logits(replayed.logits[:count], report, rows, draws, self._ship(wanted), last_ids, blocks)
 
     def _wishes(self, work: Work, rows: Rows, draws: Sequence[Draw], num_rows: int) -> dict[str, Numbers]:
         """As the sampler's; of the stretches, those with draws are those that want logits."""

@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from triptych.journey import Grid, Int64Array
+from triptych.journey import Grid, Int32Array, Int64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,31 @@ class DecodeInputs:
     block_tables: Tensor  # [n, most blocks] int32
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class StepShape:
+    """What a recorded step with prompts in it has room for."""
+
+    tokens: int
+    sequences: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInputs:
+    """New tokens of several sequences, prompts among them, told by tensors alone, as those of DecodeInputs are.
+
+    Rows that stand for no sequence come last and are zeros. Tokens that belong to none come last as well, with slot
+    -1; what becomes of them means nothing.
+    """
+
+    positions: Tensor  # [3, tokens] int64  rope positions (t, h, w)
+    slots: Tensor  # [tokens] int64  block_id * block_size + offset, where each token's K and V go
+    sequences: Tensor  # [3, n] int32  first token, new tokens, tokens after this step
+    block_tables: Tensor  # [n, most blocks] int32
+    logits_at: Tensor  # [n] int64  token indices whose logits are wanted, then zeros
+    listed: Sequence[Tensor]  # `list_step` of the sequences, on the device
+    deepstack: Tensor | None = None  # as of PagedInputs
+
+
 class GraphLanguageModel(LanguageModel, Protocol):
     """One whose decode steps can be recorded as CUDA graphs."""
 
@@ -103,6 +130,16 @@ class GraphLanguageModel(LanguageModel, Protocol):
         No host synchronisation, no memory kept but the slab's and what a first call at this n has set up, and nothing
         of what is launched depends on the numbers in the tensors.
         """
+
+
+class StepLanguageModel(GraphLanguageModel, Protocol):
+    """One whose steps with prompts in them can be recorded, too."""
+
+    def list_step(self, sequences: Int32Array, shape: StepShape, block_size: int) -> list[NDArray[np.generic]]:
+        """What attention has to be told of sequences [3, n], as those of StepInputs: arrays of this shape's sizes."""
+
+    def step(self, embeddings: Tensor, inputs: StepInputs, kv_slab: Tensor) -> Tensor:
+        """Logits [n, vocab] float32 of embeddings [tokens, hidden]; as `decode` otherwise."""
 
 
 class VisionTower(Protocol):

@@ -8,10 +8,13 @@ wherever a sum is split, it is split by the sequence's own length.
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from triptych.models.base import DecodeInputs, PagedInputs
+from triptych.journey import Int32Array
+from triptych.models.base import DecodeInputs, PagedInputs, StepInputs, StepShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,16 @@ class Attention(Protocol):
     """One implementation, of one shape on one device."""
 
     name: str
-    recordable: bool  # whether a CUDA graph may record what `decode_step` and its `attend` launch
+    recordable: bool  # whether a CUDA graph may record what `decode_step`, `told_step` and their `attend` launch
 
     def step(self, inputs: PagedInputs, kv_slab: Tensor) -> AttentionStep:
         """Attention of a step told on the host; nothing waits for the device."""
 
     def decode_step(self, inputs: DecodeInputs, kv_slab: Tensor) -> AttentionStep:
         """Attention of a step told by tensors alone. Waits for the device unless it is recordable."""
+
+    def list_step(self, sequences: Int32Array, shape: StepShape) -> list[NDArray[np.generic]]:
+        """What `told_step` wants listed on the host of a step's sequences [3, n]; arrays of this shape's sizes."""
+
+    def told_step(self, inputs: StepInputs, kv_slab: Tensor) -> AttentionStep:
+        """As decode_step, of a step with prompts in it; whatever comes out at tokens that belong to no sequence."""

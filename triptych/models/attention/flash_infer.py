@@ -1,7 +1,7 @@
 """Attention by FlashInfer (https://arxiv.org/abs/2501.01005), where it is installed and was asked for.
 
-Its plan is made on the host, once per step, for steps that are told there. Decode steps that are told by tensors alone
-go to our own kernels, which can be recorded. How FlashInfer splits keys depends on the whole batch, so the last bits of
+Its plan is made on the host, once per step, for steps that are told there. Those that are told by tensors alone go to
+our own kernels, which can be recorded. How FlashInfer splits keys depends on the whole batch, so the last bits of
 a result may depend on its neighbours.
 """
 
@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from triptych.journey import Int64Array
+from triptych.journey import Int32Array, Int64Array
 from triptych.models.attention.base import AttentionShape
 from triptych.models.attention.paged import TritonAttention, TritonStep
-from triptych.models.base import DecodeInputs, PagedInputs
+from triptych.models.base import DecodeInputs, PagedInputs, StepInputs, StepShape
 from triptych.models.shipping import ship
 
 _WORKSPACE_BYTES = 256 * 2**20  # for results of splits
@@ -30,14 +31,14 @@ class FlashInferAttention:
     """An Attention."""
 
     name = "flashinfer"
-    recordable = True  # decode_step is our own
+    recordable = True  # what is told by tensors is our own
 
     def __init__(self, shape: AttentionShape, device: torch.device) -> None:
         """Raises ImportError where FlashInfer is not installed."""
         library: Any = importlib.import_module("flashinfer")
         workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._shape = shape
-        self._decode_step = TritonAttention(shape, device)
+        self._told = TritonAttention(shape, device)
         self._decodes = itertools.cycle(
             [library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True) for _ in range(_TURNS)]
         )
@@ -66,7 +67,15 @@ class FlashInferAttention:
 
     def decode_step(self, inputs: DecodeInputs, kv_slab: Tensor) -> TritonStep:
         """As Attention.decode_step; nothing waits for the device."""
-        return self._decode_step.decode_step(inputs, kv_slab)
+        return self._told.decode_step(inputs, kv_slab)
+
+    def list_step(self, sequences: Int32Array, shape: StepShape) -> list[NDArray[np.generic]]:
+        """As Attention.list_step."""
+        return self._told.list_step(sequences, shape)
+
+    def told_step(self, inputs: StepInputs, kv_slab: Tensor) -> TritonStep:
+        """As Attention.told_step; nothing waits for the device."""
+        return self._told.told_step(inputs, kv_slab)
 
 
 class _FlashInferStep:

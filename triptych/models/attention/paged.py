@@ -1,22 +1,23 @@
 """Attention by our own Triton kernels, which need no compiler on the node but Triton's; prompts may go to torch's.
 
-Decode steps can be recorded: whatever is launched depends on the number of sequences alone.
+Steps that are told by tensors can be recorded: whatever is launched depends on their shapes alone.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from triptych.journey import Int64Array
+from triptych.journey import Int32Array, Int64Array
 from triptych.models.attention.base import AttentionShape
 from triptych.models.attention.parts import StepParts, split
 from triptych.models.attention.triton_chunks import ChunkRows, attend_pages, attend_rows, list_tiles
 from triptych.models.attention.triton_decode import DecodeRows, Stretches, attend_stretches, list_stretches
 from triptych.models.attention.tuning import ChunkTuning, DecodeTuning, chunk_tuning, decode_tuning
 from triptych.models.attention.varlen import PlacedRun, find_runs, place
-from triptych.models.base import DecodeInputs, PagedInputs
+from triptych.models.base import DecodeInputs, PagedInputs, StepInputs, StepShape
 from triptych.models.shipping import ship
 
 _INTERPRETED_PROCESSORS = 2
@@ -75,6 +76,27 @@ class TritonAttention:
         nothing = inputs.slots[:0]
         return TritonStep(self, kv_slab, tables, stretches, nothing, nothing, ())
 
+    def list_step(self, sequences: Int32Array, shape: StepShape) -> list[NDArray[np.generic]]:
+        """As Attention.list_step: [3, n] int64  tokens after the step, token and row of each sequence with one new
+        token; and [tiles, 4] int64 of the others, as of `list_tiles`. Places that are not needed are zeros.
+        """
+        first, length, kv_length = sequences.astype(np.int64)
+        one, several = np.flatnonzero(length == 1), np.flatnonzero(length > 1)
+        singles = np.zeros((3, shape.sequences), dtype=np.int64)
+        singles[1] = shape.tokens  # whose result nobody reads: rows that stand for no sequence write zeros there
+        singles[:, : len(one)] = kv_length[one], first[one], one
+        listed = list_tiles(ChunkRows(first[several], length[several], kv_length[several], several), self.chunks)
+        tiles = np.zeros((-(-shape.tokens // self.chunks.rows) + shape.sequences, listed.shape[1]), dtype=np.int64)
+        tiles[: len(listed)] = listed
+        return [singles, tiles]
+
+    def told_step(self, inputs: StepInputs, kv_slab: Tensor) -> "TritonStep":
+        """As Attention.told_step; nothing waits for the device. Prompts that begin are read from the slab as well."""
+        (kv_lengths, tokens, rows), tiles = inputs.listed
+        listed = DecodeRows(kv_lengths.to(torch.int32), inputs.block_tables, tokens, rows)
+        stretches = list_stretches(listed, self.shape, self.decode)
+        return TritonStep(self, kv_slab, inputs.block_tables, stretches, tiles, tiles[:0], (), spare=1)
+
 
 class TritonStep:
     """An AttentionStep: what is listed once, and worked off in each layer."""
@@ -88,8 +110,12 @@ class TritonStep:
         continued: Tensor,
         fresh: Tensor,
         runs: Sequence[PlacedRun],
+        spare: int = 0,
     ) -> None:
-        """continued, fresh: [tiles, 4] as of `list_tiles`, may be empty; runs: of fresh ones, for torch"""
+        """continued, fresh: [tiles, 4] as of `list_tiles`, may be empty; runs: of fresh ones, for torch
+
+        spare: rows behind the step's tokens that kernels may write to
+        """
         self._owner = owner
         self._slab = kv_slab
         self._tables = tables
@@ -97,15 +123,17 @@ class TritonStep:
         self._continued = continued
         self._fresh = fresh
         self._runs = runs
+        self._spare = spare
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """As AttentionStep.attend."""
         owner, shape = self._owner, self._owner.shape
         if len(self._runs) == 1 and self._runs[0].length == len(query):
             return self._runs[0].attend(query, key, value, shape.scale)
-        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        room = torch.empty(len(query) + self._spare, *query.shape[1:], dtype=query.dtype, device=query.device)
+        output = room[: len(query)]
         if self._stretches is not None:
-            attend_stretches(self._stretches, query, self._slab, layer, output, shape, owner.decode, owner.processors)
+            attend_stretches(self._stretches, query, self._slab, layer, room, shape, owner.decode, owner.processors)
         if len(self._continued):
             attend_pages(self._continued, self._tables, query, self._slab, layer, output, shape, owner.chunks)
         if len(self._fresh):

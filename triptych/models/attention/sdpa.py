@@ -5,15 +5,18 @@ in batches, longer ones (prompt chunks) one by one; in float32 on the CPU those 
 it is told what their histories are, by bag_decode.py.
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from triptych.journey import Int32Array
 from triptych.models.attention import cpu_chunks
 from triptych.models.attention.bag_decode import BagDecode, BagStep
 from triptych.models.attention.base import AttentionShape
 from triptych.models.attention.sdpa_step import Chunk, DecodeGroup, SlabShape, index_step
-from triptych.models.base import DecodeInputs, PagedInputs
+from triptych.models.base import DecodeInputs, PagedInputs, StepInputs, StepShape
 from triptych.models.quantised import from_fp8
 
 
@@ -46,6 +49,24 @@ class SdpaAttention:
         )
         padded = inputs.kv_lengths == 0 if 0 in lengths else None
         return _PaddedStep(self.step(told, kv_slab), padded)
+
+    def list_step(self, sequences: Int32Array, shape: StepShape) -> list[NDArray[np.generic]]:
+        """As Attention.list_step: nothing but the sequences themselves is wanted."""
+        return []
+
+    def told_step(self, inputs: StepInputs, kv_slab: Tensor) -> "_BegunStep":
+        """As Attention.told_step. Waits for the device."""
+        _, lengths, kv_lengths = inputs.sequences.tolist()
+        count = sum(length > 0 for length in lengths)
+        told = PagedInputs(
+            positions=inputs.positions,
+            slots=inputs.slots,
+            query_lengths=tuple(lengths[:count]),
+            kv_lengths=tuple(kv_lengths[:count]),
+            block_tables=inputs.block_tables.long(),
+            logits_at=inputs.logits_at,
+        )
+        return _BegunStep(self.step(told, kv_slab), sum(lengths))
 
 
 class SdpaStep:
@@ -121,6 +142,21 @@ class _PaddedStep:
         """As AttentionStep.attend."""
         output = self._step.attend(layer, query, key, value)
         return output if self._padded is None else output.masked_fill(self._padded[:, None, None], 0)
+
+
+class _BegunStep:
+    """A step of which only the first `count` tokens belong to a sequence."""
+
+    def __init__(self, step: SdpaStep, count: int) -> None:
+        self._step = step
+        self._count = count
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """As AttentionStep.attend."""
+        output = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        if self._count:
+            output[: self._count] = self._step.attend(layer, *(each[: self._count] for each in (query, key, value)))
+        return output
 
 
 def _attend_chunk(chunk: Chunk, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:

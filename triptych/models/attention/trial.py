@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from triptych.models.attention.base import Attention, AttentionShape
 from triptych.models.attention.sdpa import SdpaAttention
-from triptych.models.base import DecodeInputs, PagedInputs
+from triptych.models.base import DecodeInputs, PagedInputs, StepInputs, StepShape
 from triptych.models.quantised import from_fp8
 from triptych.models.shipping import ship
 
@@ -43,6 +44,25 @@ class Step:
         """Its results, by this implementation."""
         return attention.step(self.inputs, self.slab).attend(_LAYER, self.query, self.key, self.value)
 
+    def told(self, attention: Attention) -> Tensor:
+        """The same, told by tensors alone, in a shape with room for one token and one sequence more."""
+        lengths = np.array([self.inputs.query_lengths, self.inputs.kv_lengths], np.int32)
+        shape = StepShape(len(self.query) + 1, lengths.shape[1] + 1)
+        sequences = np.stack([np.cumsum(lengths[0]) - lengths[0], *lengths]).astype(np.int32)
+        listed = attention.list_step(sequences, shape)
+        tables, slots = self.inputs.block_tables, self.inputs.slots
+        device = slots.device
+        inputs = StepInputs(
+            positions=functional.pad(self.inputs.positions, (0, 1)),
+            slots=functional.pad(slots, (0, 1), value=-1),
+            sequences=functional.pad(torch.from_numpy(sequences).to(device), (0, 1)),
+            block_tables=functional.pad(tables, (0, 0, 0, 1)).to(torch.int32),
+            logits_at=slots.new_zeros(shape.sequences),
+            listed=[torch.from_numpy(each).to(device) for each in listed],
+        )
+        rows = (torch.cat([each, each[:1]]) for each in (self.query, self.key, self.value))
+        return attention.told_step(inputs, self.slab).attend(_LAYER, *rows)[:-1]
+
 
 @torch.inference_mode()
 def what_is_wrong(attention: Attention, shape: AttentionShape, device: torch.device) -> str:
@@ -53,6 +73,9 @@ def what_is_wrong(attention: Attention, shape: AttentionShape, device: torch.dev
         wrong = _compared(step.attended(attention), exact, shape.dtype)
         if wrong:
             return f"a step of {lengths} new tokens behind {kv_lengths} is {wrong}"
+        wrong = _compared(step.told(attention), exact, shape.dtype)
+        if wrong:
+            return f"the same step of {lengths} new tokens, told by tensors, is {wrong}"
     step = random_step(shape, *_STEPS[0], device)
     made = attention.decode_step(_padded(step.inputs), step.slab).attend(
         _LAYER, *(torch.cat([each, each[:1]]) for each in (step.query, step.key, step.value))

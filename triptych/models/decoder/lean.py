@@ -1,14 +1,17 @@
-"""The lean decoder: a GraphLanguageModel over merged weights, fused kernels and paged attention."""
+"""The lean decoder: a StepLanguageModel over merged weights, fused kernels and paged attention."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from triptych.journey import Int32Array
 from triptych.models.attention.base import Attention, AttentionShape, AttentionStep
 from triptych.models.attention.choice import choose_attention
-from triptych.models.base import DecodeInputs, KVGeometry, PagedInputs
+from triptych.models.base import DecodeInputs, KVGeometry, PagedInputs, StepInputs, StepShape
 from triptych.models.cpu_linear import CpuLinear, can_pack
 from triptych.models.decoder.geometry import DecoderGeometry
 from triptych.models.decoder.layer import AnyLayer, HostLayer, Layer, is_dense
@@ -22,7 +25,7 @@ _SMALL_TABLE_BYTES = 64 << 20
 
 
 class LeanDecoder:
-    """A GraphLanguageModel. Used by one thread at a time."""
+    """A StepLanguageModel. Used by one thread at a time."""
 
     levels = 1
 
@@ -59,7 +62,7 @@ class LeanDecoder:
         self.norm = weights.norm
         self.layers: Sequence[AnyLayer] = _layers(weights, geometry.epsilon, kernels, host)
         self.head = _head(weights.head, geometry.tied)
-        # Whether a CUDA graph may record `decode`.
+        # Whether a CUDA graph may record `decode` and `step`.
         self.recordable = self.attention(block_size).recordable and kernels.turn is not PlainTurn
 
     def attention(self, block_size: int) -> Attention:
@@ -102,6 +105,18 @@ class LeanDecoder:
             attention = self.attention(kv_slab.shape[3]).decode_step(inputs, kv_slab)
             turn = self._turn(inputs.positions, inputs.slots, kv_slab)
             return self._run(self.embed(inputs.token_ids), turn, attention, None, None)
+
+    def list_step(self, sequences: Int32Array, shape: StepShape, block_size: int) -> list[NDArray[np.generic]]:
+        """As StepLanguageModel.list_step."""
+        return self.attention(block_size).list_step(sequences, shape)
+
+    @torch.no_grad()
+    def step(self, embeddings: Tensor, inputs: StepInputs, kv_slab: Tensor) -> Tensor:
+        """As StepLanguageModel.step; see `recordable`."""
+        with self._current():
+            attention = self.attention(kv_slab.shape[3]).told_step(inputs, kv_slab)
+            turn = self._turn(inputs.positions, inputs.slots, kv_slab)
+            return self._run(embeddings, turn, attention, inputs.logits_at, inputs.deepstack)
 
     def _current(self) -> torch.cuda.device:
         """Triton launches on the current device."""

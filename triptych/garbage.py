@@ -1,4 +1,8 @@
-"""Python's search for cycles, told what a router's process is like: much that stays, and little that forms cycles."""
+"""Python's search for cycles, told what our processes are like: much that stays, and little that forms cycles.
+
+Left alone it looks at all that libraries have loaded every few thousand requests: on one worker with torch in it 0.4 s,
+in which nothing else of the process moved.
+"""
 
 import gc
 
