@@ -54,7 +54,7 @@ def driver_version(text: str) -> str:
 
 def _refusal() -> str:
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         return str(error).splitlines()[0]
     return "torch sees no device: is CUDA_VISIBLE_DEVICES empty, or the device not passed into the container?"
