@@ -5,6 +5,7 @@ deploy/ray/local.yaml is run as it stands: the machines have its addresses and i
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator, Mapping
@@ -199,7 +200,19 @@ def test_a_second_encoder_comes_when_it_is_asked_for(cluster: Cluster) -> None:
     assert [ask(cluster, each["picture"], each["question"]) for each in asked] == [each["answer"] for each in asked]
 
 
+def test_ray_up_again_brings_a_new_release_to_all_machines(cluster: Cluster) -> None:
+    project = cluster.site.desk.home / "source" / "pyproject.toml"
+    project.write_text(re.sub(r'^version = ".*"$', 'version = "99.0"', project.read_text(), flags=re.MULTILINE))
+    cluster.operator.follow("pip wheel")
+    cluster.operator.follow("ray up", UP_SECONDS)
+    cluster.operator.follow("until ray exec", UP_SECONDS)
+    for machine in cluster.site.machines:
+        assert "Version: 99.0\n" in machine.run("triptych/venv/bin/pip show triptych", 30).said
+    assert ask(cluster, "sign-bread.png", "Read the text.").lower() == "bread"
+
+
 def test_ray_down_leaves_nothing_on_the_machines(cluster: Cluster) -> None:
+    starts = cluster.server_log.count("looking for Ray")
     cluster.operator.follow("ray down", DOWN_SECONDS)
     assert cluster.operator.left == [], "the guide has commands that nobody has given"
 
@@ -214,7 +227,7 @@ def test_ray_down_leaves_nothing_on_the_machines(cluster: Cluster) -> None:
         error.add_note(f"{left()}\n{cluster.told()}")
         raise
     assert [machine.host.shared_memory() for machine in cluster.site.machines] == [[], [], []]
-    assert cluster.server_log.count("looking for Ray") == 2, "the server was started again, without a Ray"
+    assert cluster.server_log.count("looking for Ray") == starts, "the server was started again, without a Ray"
 
 
 def test_nothing_is_left_of_the_machines_themselves(cluster: Cluster) -> None:
