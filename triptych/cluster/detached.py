@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from triptych.cluster.crew import Crew
 from triptych.cluster.groups import first_counts
 from triptych.cluster.hiring import Hiring
+from triptych.cluster.member import reason_of
 from triptych.cluster.placing import gpus_of
 from triptych.cluster.view import View
 from triptych.config import Settings
@@ -32,6 +33,7 @@ _NAME = "crew"
 _KEY_VALUE_NAMESPACE = b"triptych"
 _CALL_SECONDS = 5.0
 _ATTACH_SECONDS = 60.0  # a first actor of a Ray, whose node may be busy
+_AGAIN_SECONDS = 0.5
 _STOP_SECONDS = 30.0
 _LOST_SECONDS = 30.0  # without a word: Ray may be starting the actor again
 _GONE_SECONDS = 10.0  # a server that has not asked for so long is not attached any more
@@ -95,13 +97,14 @@ class CrewActor:
     def switch(self, worker_id: str, role: str) -> None:
         self._crew.switch(worker_id, role)
 
-    def leave(self, server: str, may_end: bool) -> bool:
-        """Whether that was the last server, so that the workers have been ended, which they may be."""
+    def leave(self, server: str, may_end: bool) -> None:
+        """Ends the workers and this actor, where that was the last server and they may be ended."""
         self._seen_at.pop(server, None)
         if not may_end or any(time.monotonic() - seen_at < _GONE_SECONDS for seen_at in self._seen_at.values()):
-            return False
+            return
         self._crew.stop()
-        return True
+        # Here and not by the server, which may be killed before: a crew that has ended must not be taken over.
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
 def differences(running: Settings, wanted: Settings) -> tuple[str, ...]:
@@ -123,14 +126,7 @@ class DetachedCrew:
     def __init__(self, settings: Settings) -> None:
         """Attaches to the cluster of this name, or begins it. Raises ConfigError where that one has other settings."""
         self._server = secrets.token_hex(8)
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        actor_class = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=16)(CrewActor)
-        options = {"name": _NAME, "lifetime": "detached", "get_if_exists": True, "scheduling_strategy": here}
-        self._actor: Any = actor_class.options(**options).remote(settings)
-        try:
-            attached: Attached = self._ask("attach", settings, seconds=_ATTACH_SECONDS)
-        except GetTimeoutError as error:
-            raise ClusterError(f"the cluster's supervisor has not answered within {_ATTACH_SECONDS:g} s") from error
+        attached = self._attach(settings)
         if attached.differences:
             raise ConfigError(
                 f"the cluster {settings.serve.cluster!r} runs with other settings: {'; '.join(attached.differences)}; "
@@ -141,6 +137,23 @@ class DetachedCrew:
         self.settings = replace(settings, serve=replace(settings.serve, cluster_secret=attached.secret))
         self._view = View(settings.serve.topology, first_counts(settings.serve))
         self._heard_at = time.monotonic()
+
+    def _attach(self, settings: Settings) -> Attached:
+        """To the crew that there is, or a new one. Raises ClusterError where it does not answer."""
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        actor_class = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=16)(CrewActor)
+        options = {"name": _NAME, "lifetime": "detached", "get_if_exists": True, "scheduling_strategy": here}
+        ends_at = time.monotonic() + _ATTACH_SECONDS
+        while True:
+            self._actor: Any = actor_class.options(**options).remote(settings)
+            try:
+                attached: Attached = self._ask("attach", settings, seconds=max(1.0, ends_at - time.monotonic()))
+                return attached
+            except (ActorDiedError, ActorUnavailableError, GetTimeoutError) as error:
+                # One that is just being ended may still be found by its name.
+                if time.monotonic() > ends_at or isinstance(error, GetTimeoutError):
+                    raise ClusterError(f"the cluster's supervisor does not answer: {reason_of(error)}") from error
+                time.sleep(_AGAIN_SECONDS)
 
     def view(self) -> View:
         try:
@@ -167,8 +180,9 @@ class DetachedCrew:
         may_end: not for a server that has failed to take a cluster over, which others may still do
         """
         try:
-            if self._ask("leave", may_end or self.is_new, seconds=_STOP_SECONDS):
-                ray.kill(self._actor, no_restart=True)
+            self._ask("leave", may_end or self.is_new, seconds=_STOP_SECONDS)
+        except ActorDiedError:
+            pass  # with the cluster
         except RayError as error:
             log.warning("the cluster was not ended: %s", error)
 

@@ -32,6 +32,7 @@ _POLL_SECONDS = 0.1
 _SHORT_SECONDS = 0.05
 _CALL_SECONDS = 5.0
 _STOP_SECONDS = 5.0
+_PORT_SECONDS = 15.0
 
 
 class Supervisor:
@@ -98,11 +99,19 @@ class Supervisor:
         if not crew.is_new:
             self._progress(f"the cluster {self._settings.serve.cluster!r} runs already, and is taken over as it is")
         self._settings, self._told = crew.settings, crew.last_news
-        self._start_routers()
+        self._start_routers(0.0 if crew.is_new else _PORT_SECONDS)
         return crew
 
-    def _start_routers(self) -> None:
-        self._routers = RouterProcesses(self._settings, self._progress, self._show_logs, obey=self._obey)
+    def _start_routers(self, port_seconds: float = 0.0) -> None:
+        """port_seconds: for which the port may be taken: routers of a server that was killed finish their answers"""
+        ends_at = time.monotonic() + port_seconds
+        while self._routers is None:
+            try:
+                self._routers = RouterProcesses(self._settings, self._progress, self._show_logs, obey=self._obey)
+            except ConfigError:
+                if time.monotonic() >= ends_at:
+                    raise
+                time.sleep(_SHORT_SECONDS)
         self.port = self._routers.port
         self._routers.start()
 
