@@ -38,13 +38,15 @@ def steps_of(runner: Runner) -> StepGraphs:
     return runner.step_graphs
 
 
-def test_shapes_grow_by_tiles_up_to_what_a_step_may_have() -> None:
-    few = step_shapes(LanguageSettings(max_sequences=4, prefill_chunk_tokens=300))
-    assert few == [StepShape(tokens, 8) for tokens in (32, 64, 128, 256, 304)]
-    assert step_shapes(LanguageSettings(max_sequences=64))[-1] == StepShape(1024, 96)
-    beside = LanguageSettings(max_sequences=64, prefill_chunk_tokens=4096, mixed_chunk_tokens=100)
-    assert step_shapes(beside)[-1] == StepShape(164, 96)
-    assert step_shapes(LanguageSettings(max_sequences=1, prefill_chunk_tokens=8)) == [StepShape(9, 2)]
+def test_shapes_grow_in_large_steps_up_to_a_chunk_and_in_small_ones_from_there() -> None:
+    few = step_shapes(LanguageSettings(max_sequences=20, prefill_chunk_tokens=300))
+    assert few == [StepShape(tokens, 40, 20) for tokens in (32, 64, 128, 256, 300, 316, 320)]
+    assert step_shapes(LanguageSettings(max_sequences=64))[-1] == StepShape(1024, 96, 32)
+    beside = LanguageSettings(max_sequences=64, prefill_chunk_tokens=4096, mixed_chunk_tokens=896)
+    assert [shape.tokens for shape in step_shapes(beside)][-6:] == [768, 896, 912, 928, 944, 960]
+    assert step_shapes(LanguageSettings(max_sequences=1, prefill_chunk_tokens=8)) == [
+        StepShape(tokens, 2, 1) for tokens in (8, 9)
+    ]
 
 
 @pytest.mark.parametrize("tokens", [(20, 3), (1, 45), (31, 33), (2, 1)], ids=str)

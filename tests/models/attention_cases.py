@@ -61,7 +61,7 @@ class Case:
         inputs, device = self.inputs, self.slab.device
         lengths = np.array([inputs.query_lengths, inputs.kv_lengths], dtype=np.int32)
         tokens, count = len(self.query), lengths.shape[1]
-        shape = StepShape(tokens + spare, count + spare)
+        shape = StepShape(tokens + spare, count + spare, sum(length > 1 for length in inputs.query_lengths))
         sequences = np.zeros((3, shape.sequences), dtype=np.int32)
         sequences[:, :count] = np.cumsum(lengths[0]) - lengths[0], *lengths
         tables = torch.zeros(shape.sequences, inputs.block_tables.shape[1] + spare, dtype=torch.int32, device=device)

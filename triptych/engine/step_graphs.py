@@ -11,7 +11,7 @@ many tokens the device takes longer than the host.
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -31,7 +31,8 @@ from triptych.models.base import LanguageModel, StepInputs, StepLanguageModel, S
 log = logging.getLogger(__name__)
 
 _MOST_TOKENS = 1024  # of a step: an H200 takes some 20 ms for them, a host some 20 to launch what they need
-_STRIDE = 128  # rows of a tile of the products: up to the next multiple of it more rows cost next to nothing
+_STRIDE = 128
+_FINE_STRIDE = 16  # from the largest chunk on, with which most steps go: each row too many costs as much as another
 _SHORTEST = (32, 64)
 _MOST_PROMPTS = 32  # of a step, beside those that decode
 
@@ -81,9 +82,11 @@ class StepGraphs:
 
     def shape(self, flat: Flat) -> StepShape | None:
         """The smallest that takes this step."""
-        tokens, sequences = len(flat.token_ids), len(flat.query_lengths)
-        fitting = (each for each in self._shapes if each.tokens >= tokens and each.sequences >= sequences)
-        return next(fitting, None) if min(flat.query_lengths) > 0 else None
+        lengths = flat.query_lengths
+        tokens, sequences, prompts = sum(lengths), len(lengths), sum(length > 1 for length in lengths)
+        if min(lengths) == 0 or sequences > self._shapes[0].sequences or prompts > self._shapes[0].prompts:
+            return None
+        return next((shape for shape in self._shapes if shape.tokens >= tokens), None)
 
     @torch.inference_mode()
     def replay(self, shape: StepShape, flat: Flat, sources: Int64Array, overlays: Sequence[Overlay] = ()) -> Replayed:
@@ -211,11 +214,12 @@ def record_steps(
 
 def step_shapes(settings: LanguageSettings) -> list[StepShape]:
     """Shapes for steps of as many tokens as settings allow, up to a thousand."""
-    chunk = settings.mixed_chunk_tokens or settings.prefill_chunk_tokens
+    chunk = min(settings.mixed_chunk_tokens or settings.prefill_chunk_tokens, _MOST_TOKENS)
     most = min(chunk + settings.max_sequences, _MOST_TOKENS)
-    sizes: Iterable[int] = (*_SHORTEST, *range(_STRIDE, most, _STRIDE))
-    sequences = settings.max_sequences + min(settings.max_sequences, _MOST_PROMPTS)
-    return [StepShape(tokens, sequences) for tokens in (*(size for size in sizes if size < most), most)]
+    sizes = {*_SHORTEST, *range(_STRIDE, chunk, _STRIDE), *range(chunk, most, _FINE_STRIDE), most}
+    prompts = min(settings.max_sequences, _MOST_PROMPTS)
+    sequences = settings.max_sequences + prompts
+    return [StepShape(size, sequences, prompts) for size in sorted(sizes) if size <= most]
 
 
 def _nothing() -> Flat:

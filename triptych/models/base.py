@@ -102,6 +102,7 @@ class StepShape:
 
     tokens: int
     sequences: int
+    prompts: int  # among them, with several tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -86,7 +86,7 @@ class TritonAttention:
         singles[1] = shape.tokens  # whose result nobody reads: rows that stand for no sequence write zeros there
         singles[:, : len(one)] = kv_length[one], first[one], one
         listed = list_tiles(ChunkRows(first[several], length[several], kv_length[several], several), self.chunks)
-        tiles = np.zeros((-(-shape.tokens // self.chunks.rows) + shape.sequences, listed.shape[1]), dtype=np.int64)
+        tiles = np.zeros((-(-shape.tokens // self.chunks.rows) + shape.prompts, listed.shape[1]), dtype=np.int64)
         tiles[: len(listed)] = listed
         return [singles, tiles]
 

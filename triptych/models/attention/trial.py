@@ -47,7 +47,7 @@ class Step:
     def told(self, attention: Attention) -> Tensor:
         """The same, told by tensors alone, in a shape with room for one token and one sequence more."""
         lengths = np.array([self.inputs.query_lengths, self.inputs.kv_lengths], np.int32)
-        shape = StepShape(len(self.query) + 1, lengths.shape[1] + 1)
+        shape = StepShape(len(self.query) + 1, lengths.shape[1] + 1, lengths.shape[1])
         sequences = np.stack([np.cumsum(lengths[0]) - lengths[0], *lengths]).astype(np.int32)
         listed = attention.list_step(sequences, shape)
         tables, slots = self.inputs.block_tables, self.inputs.slots
