@@ -10,6 +10,7 @@ from pathlib import Path
 from triptych.errors import ConfigError
 from triptych.journey import Token
 from triptych.models.config_values import read_optional_json
+from triptych.sampling import MOST_TOP_LOGPROBS
 
 NUM_TOKENS = 6
 FILE = "self_test.json"  # beside a model's weights: {"token_ids": [...]}, the right answer's first tokens
@@ -32,7 +33,12 @@ def body(model: str, salt: str) -> bytes:
         "top_logprobs": 5,
         "repetition_penalty": 1,
     }
-    fields |= {"max_tokens": NUM_TOKENS, "cache_salt": salt, "priority": _MOST_URGENT}
+    fields |= {
+        "top_logprobs": MOST_TOP_LOGPROBS,
+        "max_tokens": NUM_TOKENS,
+        "cache_salt": salt,
+        "priority": _MOST_URGENT,
+    }
     return json.dumps({"model": model, "messages": [{"role": "user", "content": content}], **fields}).encode()
 
 
