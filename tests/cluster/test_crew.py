@@ -1,6 +1,7 @@
 """How workers are kept, on a Ray of this test's own; the workers here load nothing."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import ray
 
+from triptych.cluster import member
 from triptych.cluster.actors import WorkerAddress
 from triptych.cluster.crew import Crew
 from triptych.cluster.hiring import Hiring
@@ -102,11 +104,24 @@ def test_a_worker_that_cannot_start_is_tried_again_ever_more_rarely_and_says_why
 def test_one_that_is_killed_comes_back_as_another(crew_of: Callable[..., Crew]) -> None:
     crew = crew_of(Light)
     before = {each.worker_id: each.pid for each in wait(crew, settled).addresses}
-    os.kill(before["decode-0"], 9)
+    os.kill(before["decode-0"], signal.SIGKILL)
     wait(crew, lambda view: any(text.startswith("decode-0 is down") for _, text in view.news))
     after = {each.worker_id: each.pid for each in wait(crew, settled).addresses}
     assert after.keys() == before.keys()
     assert {name for name in after if after[name] != before[name]} == {"decode-0"}
+
+
+def test_one_that_stands_still_is_ended_and_another_takes_its_place(
+    crew_of: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member, "STILL_SECONDS", 1.0)
+    crew = crew_of(Light)
+    before = {each.worker_id: each.pid for each in wait(crew, settled).addresses}
+    os.kill(before["encode-0"], signal.SIGSTOP)
+    wait(crew, lambda view: "encode-0 is down: it has not answered for 1 s" in [text for _, text in view.news])
+    after = {each.worker_id: each.pid for each in wait(crew, settled).addresses}
+    assert {name for name in after if after[name] != before[name]} == {"encode-0"}
+    wait(crew, lambda view: not os.path.exists(f"/proc/{before['encode-0']}"))
 
 
 def test_one_that_takes_too_long_to_drain_is_stopped(crew_of: Callable[..., Crew]) -> None:

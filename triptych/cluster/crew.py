@@ -170,6 +170,7 @@ class Crew:
         for member in list(self._members.values()):
             if member.state is State.STOPPING and time.monotonic() >= member.stops_at and not member.is_gone:
                 member.end()
+            member.look_alive(time.monotonic())
             if member.is_gone:
                 self._bury(member)
 

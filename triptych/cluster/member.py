@@ -15,6 +15,7 @@ from triptych.cluster.view import WorkerView
 log = logging.getLogger(__name__)
 
 _SILENT_SECONDS = 5.0  # a ready worker's actor that has not answered for so long gets nothing new
+STILL_SECONDS = 60.0  # after which it is taken for hung, and ended
 _SETTLE_SECONDS = 0.5  # that a worker has held nothing before it is stopped: its last words are with the routers then
 
 
@@ -76,6 +77,12 @@ class Member:
     def end(self) -> None:
         ray.kill(self.actor, no_restart=True)
         self.is_gone = True
+
+    def look_alive(self, now: float) -> None:
+        """Ends one whose process stands still: it would keep its place for ever, and Ray takes it for alive."""
+        if self.state is State.READY and now - self.heard_at > STILL_SECONDS and not self.is_gone:
+            self.failure = f"it has not answered for {STILL_SECONDS:g} s"
+            self.end()
 
     def ready_seconds(self, now: float) -> float:
         return max(0.0, now - self.ready_at)

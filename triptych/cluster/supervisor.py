@@ -16,6 +16,7 @@ from triptych.cluster.detached import DetachedCrew
 from triptych.cluster.groups import first_counts, groups_of
 from triptych.cluster.hiring import Hiring
 from triptych.cluster.placing import gpus_of, require_room
+from triptych.cluster.reconcile import index_of
 from triptych.cluster.routers import RouterProcesses
 from triptych.cluster.runtime import RayRuntime
 from triptych.cluster.view import View
@@ -129,7 +130,13 @@ class Supervisor:
         return self._crew.view().addresses if self._crew is not None else []
 
     def worker_ids(self) -> list[str]:
-        return sorted(worker.worker_id for worker in self._crew.view().workers) if self._crew is not None else []
+        """In the order in which a request meets them."""
+        if self._crew is None:
+            return []
+        view = self._crew.view()
+        groups = list(view.counts)
+        order = sorted(view.workers, key=lambda worker: (groups.index(worker.group), index_of(worker.worker_id)))
+        return [worker.worker_id for worker in order]
 
     def router_pids(self) -> list[int]:
         """Once all of them are there."""
