@@ -4,6 +4,7 @@ A READ that its owner holds for good cannot be taken back: what it would write i
 So reads land in windows of their own, never in landing rows or KV blocks: a lost one costs its windows until it ends.
 """
 
+import sys
 import threading
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from triptych.transfer.nixl_agent import NixlAgent
 WORDS_BYTES = 64 << 10  # room for generation words in each window
 _CUDA_WINDOW_BYTES = 128 * MIB
 _HOST_WINDOW_BYTES = 8 * MIB
+_HOST_PART_BYTES = 4 * MIB  # stays in a cache until it is copied on; a GPU's reads are the cheaper the larger they are
 _RECHECK_SECONDS = 0.01  # how often lost reads are asked whether they ended, while somebody waits for a window
 
 
@@ -46,6 +48,7 @@ class Windows:
         """Raises TransferFailed when there is no memory, or it cannot be registered."""
         usual = _CUDA_WINDOW_BYTES if device.type == "cuda" else _HOST_WINDOW_BYTES
         self.window_bytes = _whole_pages(settings.nixl_window_bytes or usual)
+        self.most_of_one_read = sys.maxsize if device.type == "cuda" else _HOST_PART_BYTES
         count = settings.nixl_windows
         memory = _memory(device, count * (self.window_bytes + WORDS_BYTES))
         agent.register(memory)
@@ -72,7 +75,8 @@ class Windows:
                     lost = f"{sum(len(window.places) for window, _, _ in self._lost)} wait for lost reads to end"
                     raise TransferFailed(f"no window is free for a read, {self._held[owner]} are the owner's; {lost}")
                 self._changed.wait(min(left, _RECHECK_SECONDS) if self._lost else left)
-            wanted = max(1, -(-num_bytes // self.window_bytes))
+            of_use = min(num_bytes, 2 * self.most_of_one_read)  # one is read while the one before is copied on
+            wanted = max(1, -(-of_use // self.window_bytes))
             places = self._in_a_row(min(wanted, self._most_of_one - self._held[owner]))
             self._held[owner] += len(places)
             self._free.difference_update(places)

@@ -3,7 +3,8 @@
     READ of a part ─▶ half of the window ─▶ copied on, while the next part is read into the other half
     READ of what vouches for it, once the last byte of data has been read ─▶ to the host, behind all copies
 
-A pull that the window has room for is one part. Reads and copies are begun and waited for, never done one at a time.
+A pull that the window has room for is one part, on the host up to some megabytes. Reads and copies are begun and waited
+for, never done one at a time.
 """
 
 from collections import deque
@@ -81,8 +82,9 @@ class Passage:
         self._reads: list[NixlRead] = []  # not ended
         self._copies: list[Callable[[], bool]] = []  # begun, nobody knows yet whether they ended
         data = self._window.data
-        half = data.numel() // 2 // PAGE_BYTES * PAGE_BYTES
-        self._rooms = (data,) if num_bytes <= data.numel() else (data[:half], data[half:][:half])
+        half = min(data.numel() // 2, windows.most_of_one_read) // PAGE_BYTES * PAGE_BYTES
+        is_one = num_bytes <= min(data.numel(), windows.most_of_one_read)
+        self._rooms = (data,) if is_one else (data[:half], data[half:][:half])
         self.part_bytes = self._rooms[0].numel()
 
     def __enter__(self) -> "Passage":
