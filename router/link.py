@@ -239,8 +239,9 @@ class WorkerLink:
     def _missed(self, error: grpc.aio.AioRpcError) -> None:
         self._misses += 1
         self._silence = wire.error_from_rpc(error).message
-        known = bool(self.status.worker_id)
-        if known and self._misses >= MISSES_UNTIL_LOST:
+        # One that has never answered may be coming, unless nobody speaks of it any more.
+        is_expected = self.listed and not self.status.worker_id
+        if self._misses >= MISSES_UNTIL_LOST and not is_expected:
             self.lose(f"{self._misses} questions unanswered, the last with {error.code().name}")
         elif self.state is not LinkState.UNKNOWN:
             self._move(LinkState.UNKNOWN)

@@ -54,6 +54,7 @@ class ServeSettings:
     gpu_share: float = 0.9  # of each GPU's total memory, over all workers placed on it
     gpu_shares: tuple[str, ...] = ()  # of a GPU, for each worker of a role: encode=0.2, decode=0.5. Others: as below
     gpus_per_worker: float = 0.0  # that each worker asks Ray for; 0: an equal share of those that are there at start
+    max_workers: int = 64  # that `triptych scale` may ask for: each takes 850 MB and more
     drain_seconds: float = 0.0  # that a worker gets for what it has when it is to go. 0: router.request_timeout_seconds
     # How workers lie on nodes. same_node: all on one, as CUDA IPC wants it; pack: on as few as it takes; spread: on as
     # many as there are; any: as Ray has it. What is added to same_node later waits for room there.
@@ -85,7 +86,7 @@ class ServeSettings:
         _require_choice("serve.placement", self.placement, PLACEMENTS)
         _require(self.cluster.isidentifier(), "serve.cluster", self.cluster, "a name of letters, digits and _")
         _require_choice("serve.load_format", self.load_format, ("auto", "dummy"))
-        for name in ("encoders", "prefills", "decodes", "routers"):
+        for name in ("encoders", "prefills", "decodes", "routers", "max_workers"):
             _require(getattr(self, name) >= 1, f"serve.{name}", getattr(self, name), "at least 1")
         _require(
             0 <= self.drain_seconds < math.inf, "serve.drain_seconds", self.drain_seconds, "0 (the default) or more"

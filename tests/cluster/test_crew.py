@@ -152,6 +152,26 @@ def test_a_worker_switches_once_and_only_where_it_can_be_spared(crew_of: Callabl
     assert ids(wait(crew, settled)) == ["decode-1", "encode-0", "prefill-0", "prefill-1"]
 
 
+def test_a_switch_that_is_sent_twice_takes_nobody_else(crew_of: Callable[..., Crew]) -> None:
+    """The second comes before anybody has looked at the first: what it would end is another worker."""
+    crew = crew_of(Light, decodes=3)
+    wait(crew, settled)
+    crew.switch("decode-0", "prefill")
+    with pytest.raises(InvalidRequest, match="decode-0 is (to leave decode|draining|stopping) already"):
+        crew.switch("decode-0", "prefill")
+    assert ids(wait(crew, settled)) == ["decode-1", "decode-2", "encode-0", "prefill-0", "prefill-1"]
+
+
+def test_who_was_to_leave_is_forgotten_with_the_wish(crew_of: Callable[..., Crew]) -> None:
+    crew = crew_of(Light, decodes=2)
+    wait(crew, settled)
+    crew._leaving = frozenset({"decode-0"})  # as a switch has it, until a look later
+    crew.scale({"decode": 3})
+    wait(crew, settled)
+    crew.scale({"decode": 2})
+    assert ids(wait(crew, settled)) == ["decode-0", "decode-1", "encode-0", "prefill-0"]
+
+
 def test_stopping_ends_every_process(crew_of: Callable[..., Crew]) -> None:
     crew = crew_of(Light)
     actors = [each.pid for each in wait(crew, settled).addresses]

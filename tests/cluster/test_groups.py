@@ -2,7 +2,7 @@
 
 import pytest
 
-from triptych.cluster.groups import MOST_WORKERS, counts_wished, first_counts, group_meant, groups_of
+from triptych.cluster.groups import counts_wished, first_counts, group_meant, groups_of
 from triptych.config import ServeSettings
 from triptych.errors import InvalidRequest
 from triptych.journey import Role
@@ -15,13 +15,13 @@ def test_roles_that_share_a_process_are_one_group_of_as_many_as_any_of_them_asks
 
 
 def test_a_wish_changes_what_it_names_by_group_or_role() -> None:
-    assert counts_wished("e+p+d", {"encode": 1, "prefill": 1, "decode": 1}, {"encode": 2, "decode": 3}) == {
+    assert counts_wished("e+p+d", {"encode": 1, "prefill": 1, "decode": 1}, {"encode": 2, "decode": 3}, 8) == {
         "encode": 2,
         "prefill": 1,
         "decode": 3,
     }
-    assert counts_wished("ep+d", {"ep": 1, "decode": 1}, {"encode": 2, "prefill": 2}) == {"ep": 2, "decode": 1}
-    assert counts_wished("epd", {"epd": 1}, {"epd": 4}) == {"epd": 4}
+    assert counts_wished("ep+d", {"ep": 1, "decode": 1}, {"encode": 2, "prefill": 2}, 8) == {"ep": 2, "decode": 1}
+    assert counts_wished("epd", {"epd": 1}, {"epd": 4}, 8) == {"epd": 4}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_wish_changes_what_it_names_by_group_or_role() -> None:
         ("e+p+d", {}, "name a role and a number, as encode=2"),
         ("e+p+d", {"decode": 0}, "decode=0 would leave requests without a worker"),
         ("e+p+d", {"decode": -1}, "expected 1 or more"),
-        ("e+p+d", {"decode": MOST_WORKERS + 1}, f"at most {MOST_WORKERS}"),
+        ("e+p+d", {"decode": 7}, "9 workers are too many; serve.max_workers of this server is 8"),
         ("e+p+d", {"encoder": 2}, "'encoder' is no role of topology e\\+p\\+d; there are encode, prefill, decode"),
         ("ep+d", {"encode": 2, "prefill": 3}, "encode=2 and prefill=3 cannot be: .* wish for ep=N"),
         ("epd", {"pd": 2}, "there are epd, encode, prefill, decode"),
@@ -38,7 +38,7 @@ def test_a_wish_changes_what_it_names_by_group_or_role() -> None:
 )
 def test_what_cannot_be_is_refused_with_what_could(topology: str, wish: dict[str, int], reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
-        counts_wished(topology, dict.fromkeys(groups_of(topology), 1), wish)
+        counts_wished(topology, dict.fromkeys(groups_of(topology), 1), wish, 8)
 
 
 def test_a_role_means_the_process_that_has_it() -> None:

@@ -193,6 +193,16 @@ async def test_a_worker_that_is_no_longer_named_keeps_what_it_has_and_gets_nothi
         assert fleet.links[0] is link
 
 
+async def test_one_that_never_answered_and_is_no_longer_named_is_let_go_of() -> None:
+    nobody = KnownWorker("gone", Endpoint("127.0.0.1:9", 1))
+    async with fleet_of() as fleet:
+        fleet.update([nobody])
+        await asyncio.sleep(6 * QUICK.status_interval_seconds)
+        assert [link.worker_id for link in fleet.links] == ["gone"], "it may be coming, for as long as it is named"
+        fleet.update([])
+        await until(lambda: not fleet.links)
+
+
 async def test_a_push_of_a_new_process_replaces_the_old_one_at_once() -> None:
     old, new = worker("w"), worker("w")
     async with fleet_of(old) as fleet:

@@ -55,7 +55,7 @@ class Crew:
         self._leaving: frozenset[str] = frozenset()
         now = time.monotonic()
         self._members = {  # of the thread alone
-            worker_id: Member(worker_id, worker_id.rpartition("-")[0], actor, now) for worker_id, actor in here.items()
+            worker_id: Member(worker_id, _group_in(worker_id), actor, now) for worker_id, actor in here.items()
         }
         self._backoff = Backoff()
         self._failures: dict[str, str] = {}
@@ -74,13 +74,19 @@ class Crew:
     def scale(self, wish: Mapping[str, int]) -> None:
         """From now on so many workers of each group. Raises InvalidRequest for what cannot be."""
         with self._lock:
-            self._want(counts_wished(self._settings.serve.topology, self._counts, wish))
+            counts = self._wished(wish)
+            changed = {group for group, count in counts.items() if count != self._counts[group]}
+            # Who was chosen to leave was chosen for the number before.
+            self._leaving = frozenset(each for each in self._leaving if _group_in(each) not in changed)
+            self._want(counts)
 
     def switch(self, worker_id: str, role: str) -> None:
         """One worker fewer in this one's group, which is this one; one more in the role's. Raises InvalidRequest."""
         target = group_meant(self._settings.serve.topology, role)
         group = self._group_of(worker_id)
         with self._lock:
+            if worker_id in self._leaving:
+                raise InvalidRequest(f"{worker_id} is to leave {group} already", param="worker")
             if group == target:
                 raise InvalidRequest(f"{worker_id} is of {target} already", param="worker")
             if self._counts[group] < 2:
@@ -89,8 +95,9 @@ class Crew:
                     param="worker",
                 )
             changed = {group: self._counts[group] - 1, target: self._counts[target] + 1}
+            counts = self._wished(changed)
             self._leaving |= {worker_id}
-            self._want(counts_wished(self._settings.serve.topology, self._counts, changed))
+            self._want(counts)
 
     def stop(self, may_end: bool = True) -> None:
         """Ends all workers, whatever they have, as this crew is nobody else's. Returns when they have gone."""
@@ -110,6 +117,11 @@ class Crew:
         """Ray has gone, and the workers with it."""
         self._done.set()
         self._wake.set()
+
+    def _wished(self, wish: Mapping[str, int]) -> dict[str, int]:
+        """Raises InvalidRequest."""
+        serve = self._settings.serve
+        return counts_wished(serve.topology, self._counts, wish, serve.max_workers)
 
     def _want(self, counts: dict[str, int]) -> None:
         """Under the lock. Whoever looks from now on sees that it is not there yet."""
@@ -239,3 +251,7 @@ class Crew:
     def _say(self, text: str) -> None:
         number = self._news[-1][0] + 1 if self._news else 0
         self._news.append((number, text))
+
+
+def _group_in(worker_id: str) -> str:
+    return worker_id.rpartition("-")[0]

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import ray
@@ -52,7 +52,7 @@ class Attached:
     """
 
     is_new: bool
-    secret: str
+    secret: str = field(repr=False)
     differences: tuple[str, ...]
     last_news: int
 

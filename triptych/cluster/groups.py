@@ -6,8 +6,6 @@ from triptych.config import TOPOLOGIES, ServeSettings
 from triptych.errors import InvalidRequest
 from triptych.journey import Role
 
-MOST_WORKERS = 1024  # of one group: a slip of the finger must not ask Ray for a million
-
 
 def group_name(roles: frozenset[Role]) -> str:
     """encode, prefill or decode; the first letters of several, as ep."""
@@ -36,8 +34,8 @@ def group_meant(topology: str, name: str) -> str:
     raise InvalidRequest(f"{name[:64]!r} is no role of topology {topology}; there are {', '.join(names)}", param=name)
 
 
-def counts_wished(topology: str, counts: Mapping[str, int], wish: Mapping[str, int]) -> dict[str, int]:
-    """The counts with what is wished for, by groups' names or roles'.
+def counts_wished(topology: str, counts: Mapping[str, int], wish: Mapping[str, int], most: int) -> dict[str, int]:
+    """The counts with what is wished for, by groups' names or roles'; most: workers of all groups together.
 
     Raises InvalidRequest for what cannot be: no worker of a role, too many, unequal numbers of what shares a process.
     """
@@ -50,8 +48,6 @@ def counts_wished(topology: str, counts: Mapping[str, int], wish: Mapping[str, i
             raise InvalidRequest(
                 f"{name}={count} would leave requests without a worker of a role; expected 1 or more", param=name
             )
-        if count > MOST_WORKERS:
-            raise InvalidRequest(f"{name}={count} is too many; expected at most {MOST_WORKERS}", param=name)
         other, its_count = wished.setdefault(group, (name, count))
         if its_count != count:
             raise InvalidRequest(
@@ -59,4 +55,8 @@ def counts_wished(topology: str, counts: Mapping[str, int], wish: Mapping[str, i
                 f"wish for {group}=N",
                 param=name,
             )
-    return {**counts, **{group: count for group, (_, count) in wished.items()}}
+    found = {**counts, **{group: count for group, (_, count) in wished.items()}}
+    if sum(found.values()) > most:
+        told = f"{sum(found.values()):.4g} workers are too many; serve.max_workers of this server is {most}"
+        raise InvalidRequest(told, param=next(iter(wish)))
+    return found

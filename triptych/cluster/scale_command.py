@@ -10,6 +10,8 @@ from triptych.errors import ClusterError, InvalidRequest
 
 _LOOK_SECONDS = 0.5
 
+_MOST_DIGITS = 9  # of a number: what has more is refused, with as many of them
+
 
 def run_scale(arguments: argparse.Namespace) -> int:
     """Without wishes it only shows how things stand."""
@@ -36,7 +38,7 @@ def wishes(texts: Sequence[str]) -> dict[str, int]:
             raise InvalidRequest(f"{text!r} is no wish; write ROLE=NUMBER, as encode=2")
         if name in counts:
             raise InvalidRequest(f"{name} is named twice")
-        counts[name] = int(number)
+        counts[name] = int(number[:_MOST_DIGITS])
     return counts
 
 
