@@ -157,7 +157,7 @@ def test_a_switch_that_is_sent_twice_takes_nobody_else(crew_of: Callable[..., Cr
     crew = crew_of(Light, decodes=3)
     wait(crew, settled)
     crew.switch("decode-0", "prefill")
-    with pytest.raises(InvalidRequest, match="decode-0 is (to leave decode|draining|stopping) already"):
+    with pytest.raises(InvalidRequest, match=r"decode-0 is (to leave decode|draining|stopping) already"):
         crew.switch("decode-0", "prefill")
     assert ids(wait(crew, settled)) == ["decode-1", "decode-2", "encode-0", "prefill-0", "prefill-1"]
 
