@@ -24,14 +24,14 @@ class JsonLines:
     def receive(self) -> dict[str, Any] | None:
         """The next message; None once the other end is gone."""
         while b"\n" not in self._unread:
-            select.select([self._end], [], [])
+            self._wait()
             if not self._read():
                 return None
         return self._next()
 
     def waiting(self) -> list[dict[str, Any]]:
         """The messages that are there already; at the end of them an empty list, for ever."""
-        while select.select([self._end], [], [], 0)[0] and self._read():
+        while self._wait(0) and self._read():
             pass
         messages = []
         while b"\n" in self._unread:
@@ -47,6 +47,12 @@ class JsonLines:
 
     def close(self) -> None:
         self._end.close()
+
+    def _wait(self, milliseconds: int | None = None) -> bool:
+        """Whether there is something to read, or nobody left to write it. By poll: select takes 1,024 descriptors."""
+        poll = select.poll()
+        poll.register(self._end, select.POLLIN)
+        return bool(poll.poll(milliseconds))
 
     def _read(self) -> bool:
         """Whether anything came."""

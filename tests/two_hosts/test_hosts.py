@@ -140,7 +140,9 @@ def test_without_root_the_reason_is_told() -> None:
 
 
 def _readable(process: HostProcess, seconds: float) -> bool:
-    return bool(select.select([process.output], [], [], seconds)[0])
+    poll = select.poll()  # a whole test run has more descriptors than select takes
+    poll.register(process.output, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def _alive() -> set[int]:
