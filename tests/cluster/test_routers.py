@@ -131,7 +131,9 @@ def test_the_new_router_answers_and_knows_the_workers(cluster: Running) -> None:
         with httpx.Client(base_url=cluster.url, timeout=LIMIT_SECONDS, trust_env=False) as client:
             workers = client.get("/v1/cluster").json()["workers"]
             if clients_of(new):
-                assert client.get("/health").is_success
+                deadline = time.monotonic() + LIMIT_SECONDS
+                while not client.get("/health").is_success:  # once it has seen each worker answer rightly
+                    assert time.monotonic() < deadline, client.get("/ready").text
                 break
     else:
         pytest.fail("the new router takes no clients")
