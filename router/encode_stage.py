@@ -46,7 +46,11 @@ class EncodeStage:
             error = _worst(self._failures.values()) or InternalError("an encoder left out an item")
             if not self._tools.retries.allow(Role.ENCODE, error):
                 raise error
-            logger.warning("encoding %d items again: %s", len(self._waiting), error)
+            level = logging.INFO if isinstance(error, Draining) else logging.WARNING
+            request_id = self._tools.request.id.hex()
+            logger.log(
+                level, "request %s: encode is tried again for %d items: %s", request_id, len(self._waiting), error
+            )
 
     def drop_claims(self) -> None:
         """The rows are where they are needed, or nobody needs them: no more renewals."""

@@ -92,7 +92,7 @@ class Pipeline:
             if not _may_go_on(request, attempt.blamed, error, retries, tools.num_generated):
                 raise error
             level = logging.INFO if isinstance(error, Draining | Preempted) else logging.WARNING
-            logger.log(level, "request %s: attempt %d failed, trying again: %s", request.id.hex(), number, error)
+            logger.log(level, "request %s: %s is tried again: %s", request.id.hex(), attempt.blamed, error)
             await asyncio.wait({tidying})  # workers must have let go before they are asked again
             if attempt.failed_at is not None and not isinstance(error, Preempted):
                 avoid.add(attempt.failed_at)  # one that is full is no worse than others, and keeps the request's place
