@@ -59,13 +59,22 @@ class EncodeStage:
             self._tools.claims.drop(owner, (claim_id,))
 
     async def _shares(self, avoid: set[WorkerLink]) -> dict[WorkerLink, list[Item]]:
-        """What each encoder is asked for; items of one digest stay together, they are encoded once."""
+        """What each encoder is asked for; items of one digest stay together, they are encoded once.
+
+        Whoever has encoded an item for an earlier attempt most likely has its rows still.
+        """
         first_by_digest: dict[bytes, Item] = {}
         for item in self._waiting.values():
             first_by_digest.setdefault(item.digest, item)
-        tokens = [item.encoder_tokens for item in first_by_digest.values()]
-        links = await self._tools.fleet.encoders_for(tokens, avoid)
-        link_by_digest = dict(zip(first_by_digest, links, strict=True))
+        link_by_digest = {
+            digest: link
+            for digest, link in self._tools.encoded_at.items()
+            if digest in first_by_digest and link.takes(Role.ENCODE) and link not in avoid
+        }
+        new = [digest for digest in first_by_digest if digest not in link_by_digest]
+        if new:
+            tokens = [first_by_digest[digest].encoder_tokens for digest in new]
+            link_by_digest |= zip(new, await self._tools.fleet.encoders_for(tokens, avoid), strict=True)
         shares: dict[WorkerLink, list[Item]] = {}
         for item in self._waiting.values():
             shares.setdefault(link_by_digest[item.digest], []).append(item)
@@ -129,7 +138,8 @@ class EncodeStage:
             raise InternalError(f"an encoder answered for item {reply.item_index}, which it was not asked for")
         self._tools.claims.keep(*claim)
         self._kept.append(claim)
-        del self._waiting[reply.item_index]
+        item = self._waiting.pop(reply.item_index)
+        self._tools.encoded_at[item.digest] = link
         return True
 
     def _note(self, link: WorkerLink, error: TriptychError) -> None:

@@ -35,13 +35,17 @@ class Struck:
 
 @dataclass(frozen=True)
 class Kind:
-    """may_break: whether clients whose connection ends with the process get an error."""
+    """may_break: whether clients whose connection ends with the process get an error
+
+    is_cheap: worth its time where there is little of it
+    """
 
     name: str
     strike: Callable[[FaultServer, FaultLoad], Struck]
     is_stop: bool = False
     of_router: bool = False
     may_break: bool = False
+    is_cheap: bool = True
 
 
 def _nothing(server: FaultServer, load: FaultLoad) -> Struck:
@@ -106,10 +110,13 @@ def go_on(pid: int) -> None:
 
 
 KINDS = (
-    Kind("nothing", _nothing),
+    Kind("nothing", _nothing, is_cheap=False),
     *(Kind(f"{role} worker killed", partial(_signal, role, signal.SIGKILL)) for role in Role),
     *(Kind(f"{role} worker stopped", partial(_signal, role, signal.SIGSTOP), is_stop=True) for role in Role),
-    *(Kind(f"{role} worker gets SIGTERM", partial(_signal, role, signal.SIGTERM)) for role in Role),
+    *(
+        Kind(f"{role} worker gets SIGTERM", partial(_signal, role, signal.SIGTERM), is_cheap=role is Role.DECODE)
+        for role in Role
+    ),
     Kind("decode worker killed at token 30, encoders' caches cleared", _decode_behind_cleared_caches),
     Kind("router killed, one of two", _router, of_router=True, may_break=True),
     Kind("clients leave", _leave),
