@@ -37,7 +37,7 @@ class Struck:
 class Kind:
     """may_break: whether clients whose connection ends with the process get an error
 
-    is_cheap: worth its time where there is little of it
+    may_retry: whether what was in flight has to be tried again
     """
 
     name: str
@@ -45,7 +45,7 @@ class Kind:
     is_stop: bool = False
     of_router: bool = False
     may_break: bool = False
-    is_cheap: bool = True
+    may_retry: bool = True
 
 
 def _nothing(server: FaultServer, load: FaultLoad) -> Struck:
@@ -110,14 +110,11 @@ def go_on(pid: int) -> None:
 
 
 KINDS = (
-    Kind("nothing", _nothing, is_cheap=False),
+    Kind("nothing", _nothing, may_retry=False),
     *(Kind(f"{role} worker killed", partial(_signal, role, signal.SIGKILL)) for role in Role),
     *(Kind(f"{role} worker stopped", partial(_signal, role, signal.SIGSTOP), is_stop=True) for role in Role),
-    *(
-        Kind(f"{role} worker gets SIGTERM", partial(_signal, role, signal.SIGTERM), is_cheap=role is Role.DECODE)
-        for role in Role
-    ),
+    *(Kind(f"{role} worker gets SIGTERM", partial(_signal, role, signal.SIGTERM), may_retry=False) for role in Role),
     Kind("decode worker killed at token 30, encoders' caches cleared", _decode_behind_cleared_caches),
-    Kind("router killed, one of two", _router, of_router=True, may_break=True),
-    Kind("clients leave", _leave),
+    Kind("router killed, one of two", _router, of_router=True, may_break=True, may_retry=False),
+    Kind("clients leave", _leave, may_retry=False),
 )

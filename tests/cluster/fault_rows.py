@@ -45,6 +45,7 @@ class Row:
     most_retries: int
     left: Sequence[str]
     may_break: bool = False
+    may_retry: bool = True
 
     def complaints(self) -> list[str]:
         """What must not be, whatever the times."""
@@ -52,6 +53,7 @@ class Row:
         found = [f"left: {each}" for each in self.left]
         found += [f"failed: {each}" for each in self.failed] if len(self.failed) > most_failed else []
         most_by_name = {"wrong": 0, "twice_or_missing": 0, "again": self.lost_items, "most_retries": 1}
+        found += [f"retries: {dict(self.retries)}"] if self.retries and not self.may_retry else []
         for name, most in most_by_name.items():
             if getattr(self, name) > most:
                 found.append(f"{name}: {getattr(self, name)}")
@@ -91,6 +93,7 @@ def measure(server: FaultServer, kind: Kind, right: Right) -> Row:
         most_retries=max(server.retries_told(since).values(), default=0),
         left=left,
         may_break=kind.may_break,
+        may_retry=kind.may_retry,
     )
 
 
