@@ -6,25 +6,17 @@ runs, so it stays free of torch and starts fast.
 
 import importlib
 import logging
-import math
 import os
-import signal
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 
+from triptych.cluster.finishing import finish_on_sigterm
 from triptych.config import Settings
 from triptych.garbage import settle
 from triptych.journey import Endpoint, Role
-
-log = logging.getLogger(__name__)
-
-_LOOK_SECONDS = 0.1
-_EMPTY_SECONDS = 2.0  # that a worker has held nothing before it ends by itself: longer than its keeper takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +48,9 @@ class WorkerActor:
         self._host = host_module.WorkerHost(placement, roles_module.BUILDERS, settings)
         endpoint = self._host.start()
         self._address = WorkerAddress(worker_id, placement.roles, endpoint, os.getpid(), memory=self._host.memory)
-        self._drain_seconds = settings.serve.drain_seconds or settings.router.request_timeout_seconds
-        self._finish_on_sigterm()
+        # In place of Ray's own handler, by which the process would end at once.
+        drain_seconds = settings.serve.drain_seconds or settings.router.request_timeout_seconds
+        finish_on_sigterm(self.drain, self.stop, drain_seconds)
         settle()
 
     def address(self) -> WorkerAddress:
@@ -70,26 +63,6 @@ class WorkerActor:
 
     def stop(self) -> None:
         self._host.stop()
-
-    def _finish_on_sigterm(self) -> None:
-        """In place of Ray's handler, by which the process would end at once; a second signal still does that."""
-
-        def handle(*_: object) -> None:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            threading.Thread(target=self._finish, name="finish", daemon=True).start()
-
-        signal.signal(signal.SIGTERM, handle)
-
-    def _finish(self) -> None:
-        """Whoever keeps the workers sees that it drains, and ends it; this is for when there is nobody any more."""
-        gives_up_at = time.monotonic() + self._drain_seconds
-        empty_since = math.inf
-        while (now := time.monotonic()) < gives_up_at and now - empty_since < _EMPTY_SECONDS:
-            empty_since = min(empty_since, now) if self.drain() else math.inf
-            time.sleep(_LOOK_SECONDS)
-        log.info("%s ends, as a signal has asked for", self._address.worker_id)
-        self.stop()
-        os._exit(0)
 
 
 def _device_share() -> float:
