@@ -61,20 +61,21 @@ class EncodeStage:
     async def _shares(self, avoid: set[WorkerLink]) -> dict[WorkerLink, list[Item]]:
         """What each encoder is asked for; items of one digest stay together, they are encoded once.
 
-        Whoever has encoded an item for an earlier attempt most likely has its rows still.
+        Whoever was asked for an item by an earlier attempt most likely has its rows, or makes them.
         """
         first_by_digest: dict[bytes, Item] = {}
         for item in self._waiting.values():
             first_by_digest.setdefault(item.digest, item)
         link_by_digest = {
             digest: link
-            for digest, link in self._tools.encoded_at.items()
+            for digest, link in self._tools.encoders.items()
             if digest in first_by_digest and link.takes(Role.ENCODE) and link not in avoid
         }
         new = [digest for digest in first_by_digest if digest not in link_by_digest]
         if new:
             tokens = [first_by_digest[digest].encoder_tokens for digest in new]
             link_by_digest |= zip(new, await self._tools.fleet.encoders_for(tokens, avoid), strict=True)
+        self._tools.encoders.update(link_by_digest)
         shares: dict[WorkerLink, list[Item]] = {}
         for item in self._waiting.values():
             shares.setdefault(link_by_digest[item.digest], []).append(item)
@@ -138,8 +139,7 @@ class EncodeStage:
             raise InternalError(f"an encoder answered for item {reply.item_index}, which it was not asked for")
         self._tools.claims.keep(*claim)
         self._kept.append(claim)
-        item = self._waiting.pop(reply.item_index)
-        self._tools.encoded_at[item.digest] = link
+        del self._waiting[reply.item_index]
         return True
 
     def _note(self, link: WorkerLink, error: TriptychError) -> None:

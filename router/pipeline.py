@@ -68,7 +68,7 @@ class Pipeline:
         ends_at = time.monotonic() + self._settings.request_timeout_seconds
         retries = Retries(self._budget)
         avoid: set[WorkerLink] = set()
-        encoded_at: dict[bytes, WorkerLink] = {}
+        encoders: dict[bytes, WorkerLink] = {}
         for number in itertools.count():
             tools = StageTools(
                 request=request,
@@ -82,7 +82,7 @@ class Pipeline:
                 seconds_left=lambda: max(0.001, ends_at - time.monotonic()),
                 stage_seconds=self._settings.stage_timeout_seconds,
                 used=set(),
-                encoded_at=encoded_at,
+                encoders=encoders,
             )
             attempt = Attempt(tools, avoid)
             error = await self._once(attempt, tools)
