@@ -71,8 +71,7 @@ def _busy(server: FaultServer, role: Role) -> tuple[Worker, dict[str, float]]:
         told = [(worker, server.gauges(worker)) for worker in workers]
         worker, gauges = max(told, key=lambda each: each[1][_WORK[role]])
         if gauges[_WORK[role]] or time.monotonic() > deadline:
-            # Told a moment ago: what counts is told again.
-            return worker, server.gauges(worker) if worker is not told[-1][0] else gauges
+            return worker, server.gauges(worker)  # what counts is what it has now
 
 
 def _decode_behind_cleared_caches(server: FaultServer, load: FaultLoad) -> Struck:

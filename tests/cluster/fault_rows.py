@@ -76,7 +76,7 @@ def measure(server: FaultServer, kind: Kind, right: Right) -> Row:
     ended_at = time.monotonic()
     left = _left_over(server, ended_at)
     idle_at = time.monotonic()
-    wrong, twice_or_missing = _compared(load.asked, right)
+    wrong, twice_or_missing = compared(load.asked, right)
     return Row(
         kind=kind.name,
         pause=max((each.pause(struck.at, ready_at) for each in load.asked if not each.has_left), default=0.0),
@@ -125,7 +125,7 @@ def _left_over(server: FaultServer, ended_at: float) -> list[str]:
     return left
 
 
-def _compared(asked: Sequence[Asked], right: Right) -> tuple[int, int]:
+def compared(asked: Sequence[Asked], right: Right) -> tuple[int, int]:
     """How many answers have other tokens or text, and another number of tokens, than they should; as far as they go."""
     wrong = miscounted = 0
     for each in asked:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.fault_kinds import KINDS, Kind
-from tests.cluster.fault_load import LONG, QUESTIONS, right_answers
-from tests.cluster.fault_rows import Right, Row, measure, too_many_retries
+from tests.cluster.fault_load import LONG, QUESTIONS, Asked, right_answers
+from tests.cluster.fault_rows import Right, Row, compared, measure, too_many_retries
 from tests.cluster.fault_server import QUICK, FaultServer
 from tests.cluster.fault_table import RESULTS, table
 
@@ -28,7 +28,7 @@ def right(server: FaultServer) -> Right:
 
 
 def bound(kind: str, name: str) -> float:
-    measured = [row[name] for row in json.loads(RESULTS.read_text())["rows"] if row["kind"] == kind] or [20.0]
+    measured = [row[name] for row in json.loads(RESULTS.read_text())["rows"] if row["kind"] == kind]
     return max(SHORTEST_BOUND_SECONDS, TIMES_AS_LONG * max(measured))
 
 
@@ -66,6 +66,26 @@ def test_whatever_must_not_be_is_told() -> None:
         assert told in row_of(**fields).complaints()
     assert row_of(again=2, lost_items=2).complaints() == []
     assert row_of(failed=["x"] * 4, may_break=True).complaints() == []
+
+
+def test_answers_are_compared_token_by_token_as_far_as_they_go() -> None:
+    def told(ids: list[int], text: str, error: str = "") -> tuple[int, int]:
+        asked = Asked(LONG, 0.0, ids=ids, text=text, error=error)
+        return compared([asked], lambda question: ([1, 2, 3], "abc"))
+
+    assert told([1, 2, 3], "abc") == (0, 0)
+    assert told([1, 2, 4], "abc") == told([1, 2, 3], "abd") == (1, 0)
+    assert told([1, 2, 2, 3], "abbc") == told([1, 3], "ac") == (0, 1)
+    assert told([1, 2], "ab", error="it ended early") == (0, 0)
+    assert told([1, 3], "ac", error="it ended early") == (1, 0)
+
+
+def test_a_pause_is_a_silence_that_the_fault_may_have_to_do_with() -> None:
+    asked = Asked(LONG, 10.0, at=[12.0, 13.0, 18.0, 19.0])
+    assert asked.pause(since=11.0, until=14.0) == 5.0
+    assert asked.pause(since=11.0, until=12.5) == 2.0
+    assert asked.pause(since=18.5, until=30.0) == 1.0
+    assert asked.pause(since=19.0, until=30.0) == 0.0
 
 
 def test_retries_are_counted_against_all_traffic_once_there_is_some() -> None:
