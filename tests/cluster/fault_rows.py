@@ -65,7 +65,7 @@ def measure(server: FaultServer, kind: Kind, right: Right) -> Row:
     since, retries, encoded = server.log_length, server.retries(), server.encoded()
     routers = server.router_pids()
     with FaultLoad(server.url, server.headers, IN_FLIGHT, QUESTIONS) as load:
-        server.wait(lambda: load.answered_since(0.0) >= 2 * IN_FLIGHT, "a steady load")
+        server.wait(lambda: load.answered_since(0.0) >= IN_FLIGHT, "a steady load")
         before = len(load.asked) - len(load.in_flight())
         struck = kind.strike(server, load)
         in_flight = [each for each in load.asked[before:] if each.has_left or not each.ended_at]
