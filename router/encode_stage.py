@@ -46,7 +46,11 @@ class EncodeStage:
             error = _worst(self._failures.values()) or InternalError("an encoder left out an item")
             if not self._tools.retries.allow(Role.ENCODE, error):
                 raise error
-            logger.warning("encoding %d items again: %s", len(self._waiting), error)
+            level = logging.INFO if isinstance(error, Draining) else logging.WARNING
+            request_id = self._tools.request.id.hex()
+            logger.log(
+                level, "request %s: encode is tried again for %d items: %s", request_id, len(self._waiting), error
+            )
 
     def drop_claims(self) -> None:
         """The rows are where they are needed, or nobody needs them: no more renewals."""
@@ -55,13 +59,23 @@ class EncodeStage:
             self._tools.claims.drop(owner, (claim_id,))
 
     async def _shares(self, avoid: set[WorkerLink]) -> dict[WorkerLink, list[Item]]:
-        """What each encoder is asked for; items of one digest stay together, they are encoded once."""
+        """What each encoder is asked for; items of one digest stay together, they are encoded once.
+
+        Whoever was asked for an item by an earlier attempt most likely has its rows, or makes them.
+        """
         first_by_digest: dict[bytes, Item] = {}
         for item in self._waiting.values():
             first_by_digest.setdefault(item.digest, item)
-        tokens = [item.encoder_tokens for item in first_by_digest.values()]
-        links = await self._tools.fleet.encoders_for(tokens, avoid)
-        link_by_digest = dict(zip(first_by_digest, links, strict=True))
+        link_by_digest = {
+            digest: link
+            for digest, link in self._tools.encoders.items()
+            if digest in first_by_digest and link.takes(Role.ENCODE) and link not in avoid
+        }
+        new = [digest for digest in first_by_digest if digest not in link_by_digest]
+        if new:
+            tokens = [first_by_digest[digest].encoder_tokens for digest in new]
+            link_by_digest |= zip(new, await self._tools.fleet.encoders_for(tokens, avoid), strict=True)
+        self._tools.encoders.update(link_by_digest)
         shares: dict[WorkerLink, list[Item]] = {}
         for item in self._waiting.values():
             shares.setdefault(link_by_digest[item.digest], []).append(item)

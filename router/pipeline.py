@@ -68,6 +68,7 @@ class Pipeline:
         ends_at = time.monotonic() + self._settings.request_timeout_seconds
         retries = Retries(self._budget)
         avoid: set[WorkerLink] = set()
+        encoders: dict[bytes, WorkerLink] = {}
         for number in itertools.count():
             tools = StageTools(
                 request=request,
@@ -81,6 +82,7 @@ class Pipeline:
                 seconds_left=lambda: max(0.001, ends_at - time.monotonic()),
                 stage_seconds=self._settings.stage_timeout_seconds,
                 used=set(),
+                encoders=encoders,
             )
             attempt = Attempt(tools, avoid)
             error = await self._once(attempt, tools)
@@ -92,7 +94,7 @@ class Pipeline:
             if not _may_go_on(request, attempt.blamed, error, retries, tools.num_generated):
                 raise error
             level = logging.INFO if isinstance(error, Draining | Preempted) else logging.WARNING
-            logger.log(level, "request %s: attempt %d failed, trying again: %s", request.id.hex(), number, error)
+            logger.log(level, "request %s: %s is tried again: %s", request.id.hex(), attempt.blamed, error)
             await asyncio.wait({tidying})  # workers must have let go before they are asked again
             if attempt.failed_at is not None and not isinstance(error, Preempted):
                 avoid.add(attempt.failed_at)  # one that is full is no worse than others, and keeps the request's place

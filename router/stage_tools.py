@@ -33,6 +33,7 @@ class StageTools:
     number:        of the attempt, 0 for the first
     num_generated: tokens that earlier attempts have made
     used:          workers that have been asked anything, to be told should the attempt end early
+    encoders:      who was asked last for an item, by any attempt, by the item's digest
     seconds_left:  until the request's time is up
     stage_seconds: without progress that a request may take
     """
@@ -48,6 +49,7 @@ class StageTools:
     seconds_left: Callable[[], float]
     stage_seconds: float
     used: set[WorkerLink]
+    encoders: dict[bytes, WorkerLink]
 
     def envelope(self, link: WorkerLink) -> common_pb2.Envelope:
         message = link.envelope(self.request.id, self.number, self.seconds_left())

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import ray
@@ -47,6 +48,18 @@ class Broken(Light):
         if worker_id.startswith("encode"):
             raise ConfigError("no such folder")
         super().__init__(worker_id, *more)  # type: ignore[arg-type]
+
+
+class Terminated(Light):
+    """Drains from when its process gets a SIGTERM."""
+
+    def __init__(self, worker_id: str, *more: object) -> None:
+        super().__init__(worker_id, *more)  # type: ignore[arg-type]
+        self._is_draining = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: self._is_draining.set())
+
+    def address(self) -> WorkerAddress:
+        return replace(super().address(), is_draining=self._is_draining.is_set())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -122,6 +135,17 @@ def test_one_that_stands_still_is_ended_and_another_takes_its_place(
     after = {each.worker_id: each.pid for each in wait(crew, settled).addresses}
     assert {name for name in after if after[name] != before[name]} == {"encode-0"}
     wait(crew, lambda view: not os.path.exists(f"/proc/{before['encode-0']}"))
+
+
+def test_one_that_gets_a_sigterm_is_replaced_while_it_finishes(crew_of: Callable[..., Crew]) -> None:
+    crew = crew_of(Terminated)
+    before = {each.worker_id: each.pid for each in wait(crew, settled).addresses}
+    os.kill(before["decode-0"], signal.SIGTERM)
+    wait(crew, lambda view: "decode-0 has ended" in [text for _, text in view.news])
+    view = wait(crew, settled)
+    told = [text for _, text in view.news]
+    assert told.index("decode-0 drains") < told.index("decode-0 has ended")
+    assert {each.worker_id: each.pid for each in view.addresses}.keys() == {"encode-0", "prefill-0", "decode-1"}
 
 
 def test_one_that_takes_too_long_to_drain_is_stopped(crew_of: Callable[..., Crew]) -> None:

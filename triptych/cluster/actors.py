@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from triptych.cluster.finishing import finish_on_sigterm
 from triptych.config import Settings
 from triptych.garbage import settle
 from triptych.journey import Endpoint, Role
@@ -47,6 +48,9 @@ class WorkerActor:
         self._host = host_module.WorkerHost(placement, roles_module.BUILDERS, settings)
         endpoint = self._host.start()
         self._address = WorkerAddress(worker_id, placement.roles, endpoint, os.getpid(), memory=self._host.memory)
+        # In place of Ray's own handler, by which the process would end at once.
+        drain_seconds = settings.serve.drain_seconds or settings.router.request_timeout_seconds
+        finish_on_sigterm(self.drain, self.stop, drain_seconds)
         settle()
 
     def address(self) -> WorkerAddress:

@@ -173,8 +173,9 @@ class Crew:
             for question in answered:
                 member, before = open_questions[question], open_questions[question].state
                 member.hear(time.monotonic())
-                if before is State.STARTING and member.state is State.DRAINING:  # when we came to know it
+                if before is not State.DRAINING and member.state is State.DRAINING:  # when we came to know it
                     member.gives_up_at = time.monotonic() + self._drain_seconds()
+                    self._say(f"{member.worker_id} drains")
                 elif before is State.STARTING and member.state is State.READY:
                     self._failures.pop(member.worker_id, None)
                     memory = f": {member.address.memory}" if member.address and member.address.memory else ""

@@ -62,6 +62,8 @@ class Member:
         if self.state is State.STARTING and isinstance(answer, WorkerAddress):
             self.state = State.DRAINING if answer.is_draining else State.READY
             self.address, self.ready_at = answer, now
+        elif self.state is State.READY and isinstance(answer, WorkerAddress) and answer.is_draining:
+            self.state = State.DRAINING  # somebody has sent its process a SIGTERM
         elif self.state is State.DRAINING:
             self.empty_since = min(self.empty_since, now) if answer is True else inf
         elif self.state is State.STOPPING:
