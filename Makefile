@@ -3,7 +3,7 @@
 # make test-cluster  `ray up` of three machines made of namespaces (root, iproute2, openssh-server, rsync): takes five minutes
 # make check       lint, format, types
 # make soak        three tiers under load for half an hour: does what they hold stay where it is? (ARGS="--seconds 180")
-# make nightly     what takes a night: each process killed and stopped at each step 300 times, then the soak
+# make nightly     what takes a night: each process killed and stopped at each step 300 times, the table of faults 20 times, then the soak
 # make demo        start a server, ask about pictures in tests/data, show answers and where the time went
 # make bench       three tiers against one process, on this machine; writes bench/results/
 # make bench-peer  this machine's CPU: ours beside a peer (ARGS="--mmbench FILE --peer 'COMMAND {model} {port}'"); writes bench/results/
@@ -57,6 +57,7 @@ soak: $(STAMP)
 nightly: $(STAMP)
 	@status=0; \
 	$(BIN)/python -m tests.faults $(ARGS) || status=1; \
+	$(BIN)/python -m tests.cluster.fault_table --rounds 20 --output build/fault-table.json || status=1; \
 	$(BIN)/python -m tests.soak || status=1; \
 	exit $$status
 

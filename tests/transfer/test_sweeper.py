@@ -21,11 +21,13 @@ def test_overdue_claims_end_without_any_traffic() -> None:
     ended = threading.Event()
     first, second = LeaseTable(), LeaseTable()
     second.grant(REQUEST, 0.02, ended.set)
+    others = set(threading.enumerate())  # of whatever else this process has run
     sweeper = Sweeper([first, second], interval_seconds=0.005)
     sweeper.start()
+    assert {thread.name for thread in set(threading.enumerate()) - others} == {"lease-sweeper"}
     assert ended.wait(5)
     assert sweeper.stop()
-    assert _until(lambda: not any(thread.name == "lease-sweeper" for thread in threading.enumerate()))
+    assert _until(lambda: not set(threading.enumerate()) - others)
 
 
 def test_the_sweeper_survives_an_end_that_raises(caplog: pytest.LogCaptureFixture) -> None:
