@@ -1,9 +1,11 @@
 """Whether the device still does anything, found out beside all work: a worker that is merely busy never looks hung."""
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import inf
 
 import torch
 
@@ -17,18 +19,37 @@ _STOP_SECONDS = 2.0
 
 
 class Canary:
-    """Asks for a trifle once in a while, on a thread of its own. `stop` ends it.
+    """Asks for a trifle once in a while, on a thread of its own, and looks on another at how far the device loops are.
 
-    trifle: returns once the device has done it; blocks for good if the device hangs
+    `stop` ends both. What hangs for half as long again as its loops may take is ended.
     """
 
-    def __init__(self, trifle: Callable[[], None], interval_seconds: float = _INTERVAL_SECONDS) -> None:
+    def __init__(
+        self,
+        trifle: Callable[[], None],
+        interval_seconds: float = _INTERVAL_SECONDS,
+        loops: Sequence[Callable[[], float]] = (),
+        turn_seconds: float = inf,
+        end: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        """trifle: returns once the device has done it; blocks for good if the device hangs
+
+        loops: each says for how many seconds it has been at its turn; turn_seconds: that one may take at most
+        end: ends this process, and is told why
+        """
         self._trifle = trifle
         self._interval_seconds = interval_seconds
+        self._loops = loops
+        self._turn_seconds = turn_seconds
+        self._end = end
         self._asked_at: float | None = None
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="canary", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._ask, name="canary", daemon=True),
+            threading.Thread(target=self._look, name="canary-watch", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def silent_seconds(self) -> float:
         """For how long it has been waiting for an answer."""
@@ -36,13 +57,23 @@ class Canary:
         return 0.0 if asked_at is None else time.monotonic() - asked_at
 
     def is_hung(self) -> bool:
-        return self.silent_seconds() > HUNG_SECONDS
+        return bool(self._what_hangs())
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(_STOP_SECONDS)  # one that hangs stays, and ends with the process
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_STOP_SECONDS)  # one that hangs stays, and ends with the process
 
-    def _run(self) -> None:
+    def _what_hangs(self) -> str:
+        """In words; empty where nothing does."""
+        if (silent := self.silent_seconds()) > HUNG_SECONDS:
+            return f"the device has not done the least thing for {silent:.0f} s"
+        if (longest := max((loop() for loop in self._loops), default=0.0)) > self._turn_seconds:
+            return f"the device loop has been at one step for {longest:.0f} s"
+        return ""
+
+    def _ask(self) -> None:
         while not self._stopping.wait(self._interval_seconds):
             self._asked_at = time.monotonic()
             try:
@@ -51,6 +82,16 @@ class Canary:
                 log.exception("the device does not do the least thing")
                 return
             self._asked_at = None
+
+    def _look(self) -> None:
+        # Looks are counted, not seconds: a process that stood still, and goes on, has a moment to show that it works.
+        num_hung = 0
+        while not self._stopping.wait(self._interval_seconds):
+            what = self._what_hangs()
+            num_hung = num_hung + 1 if what else 0
+            if num_hung * self._interval_seconds > self._turn_seconds / 2:
+                self._end(what)
+                return
 
 
 def trifle_on(device: torch.device) -> Callable[[], None]:
@@ -66,3 +107,9 @@ def trifle_on(device: torch.device) -> Callable[[], None]:
             two.item()
 
     return trifle
+
+
+def end_hung(what: str) -> None:
+    """Ends this process: neighbours and routers notice at once, and another takes its place."""
+    log.critical("%s: this worker ends", what)
+    os._exit(71)

@@ -20,7 +20,7 @@ from triptych.errors import ConfigError
 from triptych.journey import Endpoint, Role
 from triptych.models.card import load_card, resolve_dtype
 from triptych.pb import worker_pb2_grpc
-from triptych.services.canary import Canary, trifle_on
+from triptych.services.canary import Canary, end_hung, trifle_on
 from triptych.services.guard import Door
 from triptych.services.health import HealthService
 from triptych.services.memory_plan import budget_of, in_words
@@ -144,8 +144,14 @@ class WorkerHost:
         # Signed 63 bits fit every integer field on the way; zero never names a process.
         owner = Endpoint(f"{self._placement.bind_host}:{port}", secrets.randbits(62) + 1)
         site = await asyncio.to_thread(self._build, owner, server, membership)
-        self._canary = Canary(trifle_on(site.device))
-        kv = self._language.format if self._language is not None else None
+        language = self._language
+        self._canary = Canary(
+            trifle_on(site.device),
+            loops=[each.turn_seconds for each in (*self._roles, *([language.engine] if language else []))],
+            turn_seconds=self._settings.serve.step_seconds,
+            end=end_hung,
+        )
+        kv = language.format if language is not None else None
         self._service = WorkerService(site, self._roles, kv, self._canary.is_hung)
         worker_pb2_grpc.add_WorkerServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
         health = HealthService(self._placement.roles, site.door, self._canary.is_hung)

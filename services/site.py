@@ -117,6 +117,10 @@ class RoleWorker(abc.ABC):
     def gauges(self) -> Mapping[str, float]:
         """Names and units as in metrics.WORKER_GAUGES."""
 
+    def turn_seconds(self) -> float:
+        """For how long a device loop of its own has been at what it does now; 0 while there is nothing to do."""
+        return 0.0
+
     @abc.abstractmethod
     def idle(self) -> bool:
         """Whether every pool, queue and table is back to its idle state."""

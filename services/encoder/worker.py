@@ -70,6 +70,9 @@ class EncoderWorker(RoleWorker):
     def gauges(self) -> Mapping[str, float]:
         return {**self.engine.snapshot(), **self._decoder.gauges()}
 
+    def turn_seconds(self) -> float:
+        return self.engine.turn_seconds()
+
     def idle(self) -> bool:
         return self.engine.idle()
 

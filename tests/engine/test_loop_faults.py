@@ -258,3 +258,27 @@ def test_an_idle_engine_sleeps(model: LanguageModel, text: Asked) -> None:
         before = time.process_time()
         time.sleep(0.3)
         assert time.process_time() - before < 0.1
+
+
+def test_how_long_a_step_has_been_going_is_known_while_it_hangs(model: LanguageModel, text: Asked) -> None:
+    front = Front(model)
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(inputs: PagedInputs, logits: Tensor) -> Tensor:
+        hangs.set()
+        goes_on.wait(5)
+        return logits
+
+    with running(front) as pair:
+        front.spoil = hang
+        sink = pair.start_prefill(new_request_id(), text)
+        assert hangs.wait(5)
+        before = pair.prefill.turn_seconds()
+        assert pair.prefill.turn_seconds() > before > 0
+        goes_on.set()
+        sink.result()
+        pair.give_back(sink)
+        deadline = time.monotonic() + 5
+        while pair.prefill.turn_seconds():
+            assert time.monotonic() < deadline, "an engine at rest takes no turn"
+            time.sleep(0.001)

@@ -184,3 +184,18 @@ def test_an_image_in_the_wrong_format_says_so(card: ModelCard, tower: VisionTowe
         assert isinstance(error, InvalidMedia)
         assert error.media_code == "unsupported_image_format"
         assert error.item_index == 2
+
+
+def test_how_long_a_batch_has_been_going_is_known_while_it_hangs(
+    card: ModelCard, tower: VisionTower, prepare: Preparer
+) -> None:
+    gate = Gate(tower)
+    with running(card, gate, prepare) as rig:
+        assert rig.engine.turn_seconds() == 0
+        wish = rig.wish(picture(1))
+        assert gate.reached.wait(20)
+        before = rig.engine.turn_seconds()
+        assert rig.engine.turn_seconds() > before > 0
+        gate.open.set()
+        assert wish.ref
+        rig.eventually(lambda: rig.engine.turn_seconds() == 0)

@@ -106,3 +106,25 @@ def test_a_device_that_does_not_answer_is_noticed_and_one_that_does_is_not(monke
     finally:
         answers.set()
         looked_after.stop()
+
+
+def test_a_loop_that_stays_at_one_step_is_noticed_then_ended_and_one_that_goes_on_in_time_is_not() -> None:
+    turn, ended, deadline = [0.0], threading.Event(), time.monotonic() + SECONDS
+    told: list[str] = []
+
+    def end(what: str) -> None:
+        told.append(what)
+        ended.set()
+
+    looked_after = Canary(lambda: None, 0.001, [lambda: 0.0, lambda: turn[0]], turn_seconds=0.1, end=end)
+    try:
+        turn[0] = 0.2
+        assert looked_after.is_hung()
+        turn[0] = 0.05
+        assert not looked_after.is_hung()
+        assert not ended.wait(0.2), "it was well again before it was to end"
+        turn[0] = 3.0
+        assert ended.wait(deadline - time.monotonic())
+        assert told == ["the device loop has been at one step for 3 s"]
+    finally:
+        looked_after.stop()

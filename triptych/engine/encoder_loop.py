@@ -29,6 +29,7 @@ from triptych.engine.encoder_preprocess import Preprocessing, Trace, preprocess_
 from triptych.engine.encoder_runner import EncoderRunner, PlacedItem
 from triptych.engine.encoder_scheduler import BatchBudget, EncoderScheduler
 from triptych.engine.host_tier import HostTier
+from triptych.engine.turn_clock import TurnClock
 from triptych.errors import ConfigError, InternalError, Overloaded, TriptychError, WorkerLost
 from triptych.journey import Endpoint, RequestId
 from triptych.metrics import WORKER_GAUGES
@@ -80,6 +81,7 @@ class EncoderEngine:
         self._refusal: TriptychError | None = None  # set once nothing more is taken on
         self._items_encoded = 0
         self._encode_seconds = 0.0
+        self._clock = TurnClock()
         self._callbacks = CallbackThread("encoder-callbacks")
         self._loop = threading.Thread(target=self._run, name="encoder", daemon=True)
         self._ledger = self._new_ledger(self._new_store(slab, host), RefMaker(owner, slab.describe(), tower))
@@ -151,6 +153,10 @@ class EncoderEngine:
                 }
             )
         return {name: float(value) for name, value in gauges.items()}
+
+    def turn_seconds(self) -> float:
+        """For how long the batch has been encoded that is; 0 while there is none."""
+        return self._clock.seconds()
 
     def idle(self) -> bool:
         """Whether nothing waits, is computed, claimed or still to be told. Cached rows are fine."""
@@ -252,7 +258,9 @@ class EncoderEngine:
 
     def _encode(self, batch: FlightBatch) -> None:
         began = time.monotonic()
+        self._clock.begin()
         outcomes = self._runner.encode([_placed(flight) for flight in batch.flights], batch.demotions)
+        self._clock.rest()
         with self._changed:
             ended = time.monotonic()
             self._encode_seconds += ended - began

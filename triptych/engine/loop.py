@@ -237,6 +237,10 @@ class LanguageEngine:
         with self._lock:
             return self._scheduler.gauges()
 
+    def turn_seconds(self) -> float:
+        """For how long the turn has been going that the engine is taking; 0 while there is nothing to do."""
+        return self._turns.clock.seconds()
+
     def idle(self) -> bool:
         """Whether nobody waits or runs, every block is free and everybody has been told."""
         with self._lock:

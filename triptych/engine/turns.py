@@ -13,11 +13,12 @@ from triptych.engine.prefill_desk import PrefillDesk
 from triptych.engine.runner import Runner
 from triptych.engine.scheduler import Scheduler
 from triptych.engine.stepper import Stepper
+from triptych.engine.turn_clock import TurnClock
 from triptych.errors import TriptychError
 
 
 class Turns:
-    """On the engine's thread, but for `is_empty` and, once that has ended, `end_all`."""
+    """On the engine's thread, but for `clock`, `is_empty` and, once that thread has ended, `end_all`."""
 
     def __init__(
         self,
@@ -30,6 +31,7 @@ class Turns:
         depth: int,
     ) -> None:
         """depth: how many steps may be unread when a turn ends"""
+        self.clock = TurnClock()
         self.copies: list[tuple[int, int]] = []  # blocks to copy before the next step, (from, to); under the lock
         self._runner = runner
         self._scheduler = scheduler
@@ -47,6 +49,7 @@ class Turns:
 
     def take(self) -> None:
         """One turn; sleeps when there is nothing to do. Raises DeviceLost."""
+        self.clock.begin()
         with self._lock:
             self._mailbox.take_commands()
             copies, self.copies = self.copies, []
@@ -57,6 +60,7 @@ class Turns:
         with self._lock:
             plan = self._scheduler.plan()
             if not plan.num_tokens and not self._stepper.num_launched:
+                self.clock.rest()
                 self._mailbox.sleep(min(self._prefills.next_deadline(), self._decodes.next_deadline()))
                 return
         if plan.num_tokens:
