@@ -40,7 +40,7 @@ class DecodeStage:
         """Blocks to begin with, all or nothing; waits in order while the worker is full."""
         tokens = tools.prompt_tokens + tools.request.prepared.branches * tools.tokens_to_come
         booking = link.bookings[Role.DECODE].add(tokens / max(1, link.status.block_size))
-        tools.used.add(link)
+        tools.ask(Role.DECODE, link)
         try:
             cached_tokens = await link.hold(_reserve(tools, link))
         except BaseException:

@@ -85,7 +85,7 @@ class EncodeStage:
         """One encoder's share; a failure that another try may mend is noted, any other is raised."""
         tokens = sum({item.digest: item.encoder_tokens for item in share}.values())
         booking = link.bookings[Role.ENCODE].add(tokens)
-        self._tools.used.add(link)
+        self._tools.ask(Role.ENCODE, link)
         try:
             await link.hold(self._call(link, share, booking))
         except TriptychError as error:

@@ -35,7 +35,7 @@ class PrefillStage:
         kv_begin: tokens whose KV the decode worker has already, which is not sent
         """
         booking = self.link.bookings[Role.PREFILL].add(self._tools.prompt_tokens)
-        self._tools.used.add(self.link)
+        self._tools.ask(Role.PREFILL, self.link)
         try:
             await self.link.hold(self._talk(self._start(decode_follows, kv_begin), booking, take))
             self.finished.set()

@@ -45,6 +45,8 @@ class Request:
         self.prepared = prepared
         self.timeline = timeline
         self.stage = Stage.LAID_OUT
+        self.moments = [(self.stage, time.perf_counter())]  # when it came to each stage; the last one is its end
+        self.workers: dict[str, str] = {}  # by role: who was asked last; of several encoders, one
         self.generated: list[list[int]] = [[] for _ in range(prepared.branches)]  # token ids by choice
         self.prompt_tokens = prepared.layout.num_tokens
         self.image_tokens = prepared.layout.num_rows  # among them
@@ -65,6 +67,7 @@ class Request:
         """Raises InvalidRecord for a move the journey does not allow."""
         check_move(self.stage, stage)
         self.stage = stage
+        self.moments.append((stage, time.perf_counter()))
         self.touch()
 
     def touch(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from triptych import wire
+from triptych.journey import Role
 from triptych.pb import common_pb2
 from triptych.router.claims import ClaimKeeper
 from triptych.router.link import WorkerLink
@@ -50,6 +51,11 @@ class StageTools:
     stage_seconds: float
     used: set[WorkerLink]
     encoders: dict[bytes, WorkerLink]
+
+    def ask(self, role: Role, link: WorkerLink) -> None:
+        """Notes that the worker is asked for something, in this role."""
+        self.used.add(link)
+        self.request.workers[str(role)] = link.worker_id
 
     def envelope(self, link: WorkerLink) -> common_pb2.Envelope:
         message = link.envelope(self.request.id, self.number, self.seconds_left())
