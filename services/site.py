@@ -160,6 +160,7 @@ class Language:
             grammars=self.grammars,
         )
         self._owner = site.owner
+        self._figures = site.figures
         self._copy_seconds = site.settings.transfer.copy_timeout_seconds
         self.peers = Peers(
             *(site.owner, site.card.fingerprint, self.format, site.leases, site.faults),
@@ -209,6 +210,7 @@ class Language:
             yield
         except Exception as error:
             if isinstance(error, WorkerLost | TransferFailed):
+                self._figures.failed()
                 self.reader.forget(owner)
             if not self.reader.wait_until_quiet(destination, self._copy_seconds):
                 die(error)  # a copy that never ends may still write into memory that is given to others next

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import resource
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ class WorkerService(GeneratedServicer):
         self._roles = roles
         self._kv = kv
         self._is_hung = is_hung
+        self._started_at = time.time()
 
     @unary
     async def Connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
@@ -157,7 +159,9 @@ class WorkerService(GeneratedServicer):
         leases = self._site.leases
         gauges |= {"claims_granted_total": leases.granted, "claims_released_total": leases.released}
         gauges |= {"late_releases_total": leases.late_releases, "expired_claims_total": leases.expired}
-        gauges["transfer_lost_copies"] = self._site.figures.num_lost()
+        figures = self._site.figures
+        gauges |= {"transfer_lost_copies": figures.num_lost(), "transfer_failures_total": figures.num_failed}
+        gauges |= {"start_time_seconds": self._started_at, "cpu_seconds_total": time.process_time()}
         if self._site.device.type == "cuda":
             gauges["device_bytes"] = float(torch.cuda.memory_allocated(self._site.device))
         return gauges

@@ -115,7 +115,7 @@ WORKER_GAUGES = (
     WorkerMetric("device_bytes", "gauge", "Device memory allocated by the process"),
     WorkerMetric("cpu_seconds_total", "counter", "Processor time of the process", "worker_cpu_seconds_total"),
     WorkerMetric(
-        *("start_time_seconds", "gauge", "When the process began, seconds since 1970"),
+        *("start_time_seconds", "gauge", "When the worker began, seconds since 1970"),
         exposed_as="worker_start_time_seconds",
     ),
 )

@@ -64,6 +64,7 @@ class TransferFigures:
         self._owners: OrderedDict[bytes, Endpoint] = OrderedDict()  # by the arena's probe, which no two arenas share
         self._paths: dict[bytes, TransferPath] = {}
         self._copies: dict[tuple[str, str], CopyCounts] = {}
+        self.num_failed = 0  # copies that a neighbour or the way to it is to blame for
         # Copies that were given up and have not ended; asking also lets go of those that have. The reader's to answer.
         self.num_lost: Callable[[], int] = lambda: 0
 
@@ -108,6 +109,11 @@ class TransferFigures:
             if counts is None:
                 counts = self._copies[key] = CopyCounts(kind, transport)
             counts.add(num_bytes, seconds)
+
+    def failed(self) -> None:
+        """A copy did not come, or not whole: its owner is gone, or the way to it broke."""
+        with self._lock:
+            self.num_failed += 1
 
     def paths(self) -> list[TransferPath]:
         """To arenas that tiers read, in the order in which the neighbours were met."""
