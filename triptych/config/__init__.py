@@ -1,6 +1,7 @@
 """Settings: one frozen object per process. File, then environment, then flags; a typed value comes out.
 
-A TOML file has one table per dataclass below (`[serve]`, `[router]`, `[encoder]`, `[language]`, `[transfer]`);
+A TOML file has one table per dataclass below (`[serve]`, `[router]`, `[encoder]`, `[language]`, `[transfer]`,
+`[slo]`);
 `TRIPTYCH_ROUTER_PORT=9000` overrides `[router] port`; command-line flags override both. Unknown names are errors.
 """
 
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 from triptych.config.router import RouterSettings
 from triptych.config.serve import PLACEMENTS, TOPOLOGIES, ServeSettings
 from triptych.config.sizes import CPU_KV_BYTES, GIB, MIB
+from triptych.config.slo import ServiceClass, SLOSettings
 from triptych.config.workers import ATTENTIONS, TRANSPORTS, EncoderSettings, LanguageSettings, TransferSettings
 from triptych.errors import ConfigError
 
@@ -33,7 +35,9 @@ __all__ = [
     "EncoderSettings",
     "LanguageSettings",
     "RouterSettings",
+    "SLOSettings",
     "ServeSettings",
+    "ServiceClass",
     "Settings",
     "TransferSettings",
     "load_settings",
@@ -51,6 +55,7 @@ class Settings:
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
     language: LanguageSettings = field(default_factory=LanguageSettings)
     transfer: TransferSettings = field(default_factory=TransferSettings)
+    slo: SLOSettings = field(default_factory=SLOSettings)
 
 
 Table = TypeVar("Table")
@@ -146,6 +151,8 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
         if not isinstance(parts, list | tuple):
             raise ConfigError(f"{key} is {_shown(key, value)}, expected a list, as [{_shown(key, value)}]")
         inner = typing.get_args(hint)[0]
+        if dataclasses.is_dataclass(inner):
+            return tuple(_table_of(key, inner, part) for part in parts)
         return tuple(
             _convert(key, inner, part.strip() if isinstance(part, str) else part) for part in parts if part != ""
         )
@@ -167,7 +174,22 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
         raise ConfigError(f"{key} is {_shown(key, value)}, expected {hint.__name__}") from None
 
 
+def _table_of(key: str, kind: type[Any], value: Any) -> Any:
+    """One of a list of tables, `[[table.name]]` in a file."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key} is a list of tables, which a file of settings has as [[{key}]]")
+    known = {entry.name for entry in dataclasses.fields(kind)}
+    unknown = sorted(value.keys() - known)
+    if unknown:
+        raise ConfigError(f"{key} has an unknown setting {unknown[0]!r}; it knows {', '.join(sorted(known))}")
+    missing = {entry.name for entry in dataclasses.fields(kind) if entry.default is dataclasses.MISSING} - value.keys()
+    if missing:
+        raise ConfigError(f"{key} lacks {', '.join(sorted(missing))}")
+    hints = _fields(kind)
+    return kind(**{name: _convert(f"{key}.{name}", hints[name], entry) for name, entry in value.items()})
+
+
 def _shown(key: str, value: Any) -> str:
-    table, name = key.split(".")
+    table, name = key.split(".")[:2]
     is_secret = not next(entry.repr for entry in dataclasses.fields(_tables()[table]) if entry.name == name)
     return f"of type {type(value).__name__}" if is_secret else repr(value)
