@@ -18,6 +18,7 @@ from triptych.router.calls import worker_errors
 from triptych.router.encode_alone import encode_alone
 from triptych.router.link import WorkerLink
 from triptych.router.media_shelf import MediaShelf
+from triptych.router.model_set import ModelSet
 from triptych.router.router import Router
 from triptych.router.schema import Chat, invalid_request
 from triptych.router.tasks import all_or_first_error
@@ -66,7 +67,7 @@ class EmbeddingsAdmin:
             with worker_errors():
                 found[link.worker_id] = await link.calls.cache(request, timeout=_CONTROL_SECONDS)
 
-        await all_or_first_error(link.hold(ask(link)) for link in self._encoders())
+        await all_or_first_error(link.hold(ask(link)) for link in _encoders(self._router.serving))
         return _told(action, [(name, {"items": one.items, "bytes": one.num_bytes}) for name, one in found.items()])
 
     async def warm(self, http: HTTPRequest) -> dict[str, Any]:
@@ -81,10 +82,11 @@ class EmbeddingsAdmin:
             chat = await asyncio.get_running_loop().run_in_executor(
                 router.threads.parsing, Chat.parse, body, router.settings.router.max_images_per_prompt
             )
-            prepared = await router.prepare(chat, holding, Timeline(), caller)
+            served = router.serving
+            prepared = await router.prepare(chat, holding, Timeline(), caller, served)
             items = list({item.digest: item for item in prepared.layout.items}.values())
             shelf = MediaShelf(prepared.media)
-            warmings = [Warming(link, shelf, router) for link in self._encoders()]
+            warmings = [Warming(link, shelf, router) for link in _encoders(served)]
             try:
                 await unless_gone(http.receive, all_or_first_error(warming.run(items) for warming in warmings))
             finally:
@@ -108,12 +110,6 @@ class EmbeddingsAdmin:
         with self._router.budget.holding() as of_body:
             return (await read_body(http, limits.max_body_bytes, limits.stage_timeout_seconds, of_body)).data
 
-    def _encoders(self) -> list[WorkerLink]:
-        links = [link for link in self._router.fleet.links if link.takes(Role.ENCODE)]
-        if not links:
-            raise NoWorker("no encode worker is ready")
-        return links
-
 
 class Warming:
     """One encoder being warmed: item by item, so that its arena never holds more of this than one."""
@@ -133,6 +129,13 @@ class Warming:
             reply = await encode_alone(self.link, item, self._shelf, self._lease_seconds, seconds)
             self.num_items += 1
             self.num_cached += reply.cached
+
+
+def _encoders(served: ModelSet) -> list[WorkerLink]:
+    links = [link for link in served.fleet.links if link.takes(Role.ENCODE)]
+    if not links:
+        raise NoWorker("no encode worker is ready")
+    return links
 
 
 def require_admin(http: HTTPRequest) -> None:

@@ -76,7 +76,7 @@ class GenerationEndpoint:
         request = run.request
         choices = Choices(
             request,
-            self._router.detokenizer,
+            run.model_set.detokenizer,
             self._router.metrics,
             chat.request.stops,
             bool(chat.request.logprobs),

@@ -13,7 +13,7 @@ from typing import Any
 from triptych.config import RouterSettings
 from triptych.errors import NoWorker, TransferFailed
 from triptych.journey import Endpoint, Role
-from triptych.metrics import RouterMetrics, WorkerGauges
+from triptych.metrics import RouterMetrics
 from triptych.multimodal.memfd import MediaMemory
 from triptych.router.link import KnownWorker, RouterIdentity, WorkerLink
 from triptych.router.link_state import LinkState
@@ -51,8 +51,8 @@ class Fleet:
         self.router_id = secrets.token_hex(8)
         self.snapshot = Snapshot.of(())
         self._patience_seconds = min(settings.stage_timeout_seconds, restart_patience_seconds)
-        self._gauges = WorkerGauges()
-        metrics.add_workers(self._gauges)
+        self._gauges = metrics.worker_gauges  # of several fleets, whose workers have different ids
+        self._shown: set[tuple[str, str]] = set()  # what of it is ours
         nonce = secrets.token_bytes(16)
         probe = _probe_memory(nonce) if media_by_memfd else None
         self._identity = RouterIdentity(
@@ -71,7 +71,7 @@ class Fleet:
         self._token_limit = self._item_limit = math.inf
         self._news = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
-        self._running = False
+        self._running = self._stopped = False
 
     async def start(self) -> None:
         self._running = True
@@ -79,10 +79,11 @@ class Fleet:
             self.update(list(self._known.values()))
 
     async def stop(self) -> None:
-        self._running = False
+        self._running, self._stopped = False, True
         links = list(self._links.values())
         self._links.clear()
         self._rebuild()
+        self._tell()
         await asyncio.gather(*(link.close() for link in links), *self._closing, return_exceptions=True)
         await asyncio.sleep(_LAST_EVENTS_SECONDS)
         if self._identity.probe is not None:
@@ -131,14 +132,18 @@ class Fleet:
         """
         if self.is_ready(role):
             return
+        if self._stopped:
+            raise NoWorker(f"no {role} worker of this request's model is left")
         if role not in self._seen and not self._may_come(role):
             raise NoWorker(f"no {role} worker is ready")
         try:
             async with asyncio.timeout(self._patience_seconds):
-                while not self.is_ready(role):
+                while not (self.is_ready(role) or self._stopped):
                     await self._news.wait()
         except TimeoutError:
             raise NoWorker(f"no {role} worker is ready, after {self._patience_seconds:g} s of waiting") from None
+        if self._stopped:
+            raise NoWorker(f"no {role} worker of this request's model is left")
 
     async def wait_news(self, seconds: float) -> None:
         """Returns when some worker has changed, or the time is up."""
@@ -232,8 +237,10 @@ class Fleet:
     def _rebuild(self) -> None:
         self.snapshot = Snapshot.of(list(self._links))
         self._rows = [self._links[worker_id] for worker_id in self.snapshot.worker_ids]
-        self._gauges.by_worker.clear()
-        self._gauges.pairs_by_worker.clear()
+        for shown in self._shown:
+            self._gauges.by_worker.pop(shown, None)
+            self._gauges.pairs_by_worker.pop(shown, None)
+        self._shown.clear()
         for row, link in enumerate(self._rows):
             self._write(row, link)
         self._look()
@@ -248,8 +255,13 @@ class Fleet:
                 self._seen.add(role)
         self.snapshot.token_limits[row] = _token_limit(link)
         self.snapshot.item_limits[row] = link.status.max_item_tokens or math.inf  # 0 counts as not told
-        self._gauges.by_worker[link.worker_id, _tier(link)] = link.gauges
-        self._gauges.pairs_by_worker[link.worker_id, _tier(link)] = pair_counts(link.status)
+        shown = link.worker_id, _tier(link)
+        self._shown.add(shown)
+        self._gauges.by_worker[shown] = link.gauges
+        self._gauges.pairs_by_worker[shown] = pair_counts(link.status)
+        self._tell()
+
+    def _tell(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 

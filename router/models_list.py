@@ -20,7 +20,7 @@ def add_models(app: FastAPI, router: Router) -> None:
             "owned_by": "triptych",
             "root": router.name,
             "parent": None,
-            "max_model_len": router.fleet.max_model_len(router.card.max_model_len),
+            "max_model_len": router.serving.max_model_len,
         }
 
     @app.get("/v1/models", response_model=None)

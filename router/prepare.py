@@ -106,6 +106,7 @@ class Preparer:
         """The prompt's ids between its images."""
         messages, prompt = chat.messages, chat.prompt
         if isinstance(prompt, tuple):
+            self._prompts.check_ids(prompt)
             return [prompt]
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._threads.prompts)
         if prompt is not None:

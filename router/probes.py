@@ -48,7 +48,10 @@ def add_probes(app: FastAPI, router: Router) -> None:
     @app.get("/v1/cluster", response_model=None)
     async def cluster() -> dict[str, Any]:
         """Every worker as the router sees it"""
-        return {"object": "cluster", "model": router.name, "workers": router.fleet.describe()}
+        sets = sorted(router.sets.values(), key=lambda each: each.number)
+        workers = [{**worker, "set": each.number} for each in sets for worker in each.fleet.describe()]
+        told = [{**each.describe(), "serving": each is router.serving} for each in sets]
+        return {"object": "cluster", "model": router.name, "sets": told, "workers": workers}
 
 
 def _roles(router: Router) -> dict[str, bool]:

@@ -62,6 +62,12 @@ class PromptBuilder:
             [word for word in SCHEMA_WORDS if not self._guard.pattern.search(word)],
         )
 
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Raises InvalidRequest for a prompt's ids that have been read for a model with another vocabulary."""
+        most = self.tokenizer.get_vocab_size(with_added_tokens=True)
+        if max(ids) >= most or self._specials[self._placeholder][0] in ids:
+            raise InvalidRequest("prompt has token ids that are not of the model that is served by now", param="prompt")
+
     def runs(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, must_tell_tools: bool = False
     ) -> list[tuple[int, ...]]:

@@ -1,7 +1,8 @@
 """The router without its HTTP: what it is made of, and a request's way through it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from triptych.config import Settings
@@ -12,30 +13,30 @@ from triptych.models.card import ModelCard
 from triptych.router.budget import ByteBudget, Holding
 from triptych.router.caller import NOBODY, Caller
 from triptych.router.commons import Commons
-from triptych.router.detokenize import Detokenizer
 from triptych.router.fetch import MediaFetcher
 from triptych.router.fleet import Fleet
 from triptych.router.limit_books import LimitBooks
 from triptych.router.link import KnownWorker
 from triptych.router.media import MediaLoader
 from triptych.router.media_names import MediaNames, Names
-from triptych.router.pipeline import Pipeline
-from triptych.router.prepare import Preparer
+from triptych.router.model_set import FIRST, Common, ModelSet
 from triptych.router.prompt import PromptBuilder
-from triptych.router.proving import Prover
 from triptych.router.request import Prepared, Request
 from triptych.router.schema import Chat
-from triptych.router.self_test import body, known_answer
 from triptych.router.tasks import Background
 from triptych.router.threads import WorkThreads
 from triptych.router.timeline import Timeline
 from triptych.router.turnstile import Turnstile
 from triptych.router.usage import Usage, usage_of
-from triptych.wire.membership import Membership
+
+_LAST_SECONDS = 1.0  # for sets that have just ended
 
 
 class Router:
-    """Lives on one event loop, from `start` to `stop`; `fleet.update` tells it its workers."""
+    """Lives on one event loop, from `start` to `stop`; `tell` says which models it has, and their workers.
+
+    New requests begin with the set that serves; each ends with the one it has begun with.
+    """
 
     def __init__(
         self,
@@ -46,66 +47,88 @@ class Router:
         media_by_memfd: bool = True,
         commons: Commons | None = None,
         index: int = 0,
+        number: int = FIRST,
     ) -> None:
-        """commons: with the other routers of the server, where it is one of several; index: its place among them"""
+        """card, workers, number: of the set that serves first
+
+        commons: with the other routers of the server, where it is one of several; index: its place among them
+        """
         self.settings = settings
         self.index = index
-        self.card = card
-        self.name = settings.serve.served_name or card.name
+        self.name = settings.serve.served_name or card.name  # of whatever model is served
         self.metrics = RouterMetrics()
-        self.fleet = Fleet(
-            *(settings.router, card.fingerprint, self.metrics, workers),
-            media_by_memfd=media_by_memfd,
-            membership=Membership(settings.serve.cluster_secret),
-            self_test=settings.router.self_test,
-        )
         self.budget = ByteBudget(
             settings.router.media_budget_bytes, lambda held: self.metrics.set("triptych:media_bytes", held)
         )
         self.threads = WorkThreads()
         self.turnstile = Turnstile()
-        self.prompts = PromptBuilder(card, settings.router.chat_template)
-        self.detokenizer = Detokenizer(self.prompts.tokenizer, card.vocab_size)
         self._fetcher = MediaFetcher(settings.router, budget=self.budget, metrics=self.metrics)
-        self._preparer = Preparer(
-            card,
-            self.prompts,
-            MediaLoader(settings.router, self._fetcher, self._names(commons)),
-            self.fleet,
-            settings.router.default_max_tokens,
-            self.threads,
-            isolate_tenants=settings.router.isolate_tenants,
-        )
+        loader = MediaLoader(settings.router, self._fetcher, self._names(commons))
+        self.common = Common(settings, self.name, self.metrics, loader, self.budget, self.threads)
+        self.serving = ModelSet(number, card, self.common, workers, media_by_memfd=media_by_memfd)
+        self.sets = {number: self.serving}
         self.limit_books = commons.limits(index) if commons is not None else LimitBooks()
         self.running = 0  # requests in flight
         self.on_begin: list[Callable[[Run], None]] = []  # called for each, as the following
         self.on_end: list[Callable[[Ended], None]] = []  # called for each; must not raise, nor wait
         self._worker_labels: set[tuple[str, str]] = set()
-        self._pipeline = Pipeline(self.fleet, settings.router, settings.transfer.lease_seconds, self.metrics)
-        self._prover = Prover(self.fleet, self._self_test, self._pipeline.run, known_answer(card.folder))
         self._background = Background()
 
     async def start(self) -> None:
-        await self.fleet.start()
-        await self._pipeline.start()
-        if self.settings.router.self_test:
-            self._background.start(self._prover.run())
+        await self.serving.start()
 
     async def stop(self) -> None:
-        await self._background.finish(within_seconds=0)
-        await self._pipeline.stop()
-        await self.fleet.stop()
+        await asyncio.gather(*(each.stop() for each in self.sets.values()))
+        await self._background.finish(within_seconds=_LAST_SECONDS)
         await self._fetcher.close()
         self.threads.close()
 
-    async def prepare(self, chat: Chat, holding: Holding, timeline: Timeline, caller: Caller = NOBODY) -> Prepared:
-        """Raises UnknownModel, and whatever else the client has to change."""
+    @property
+    def fleet(self) -> Fleet:
+        """Of the set that serves, as the following: what awaits in between may find another one."""
+        return self.serving.fleet
+
+    @property
+    def card(self) -> ModelCard:
+        return self.serving.card
+
+    @property
+    def prompts(self) -> PromptBuilder:
+        return self.serving.prompts
+
+    def tell(self, workers: Mapping[int, Sequence[KnownWorker]], serving: int, new: Sequence[ModelSet] = ()) -> None:
+        """Which sets there are from now on, by number, with their workers, and which one new requests begin with.
+
+        new: sets that were not there before. One that is not named any more ends, with whatever it still has.
+        """
+        for each in new:
+            self.sets[each.number] = each
+            self._background.start(each.start())
+        for number, known in workers.items():
+            if number in self.sets:
+                self.sets[number].fleet.update(known)
+        self.serving = self.sets.get(serving, self.serving)
+        for number in self.sets.keys() - workers.keys() - {self.serving.number}:
+            self._background.start(self.sets.pop(number).stop())
+
+    async def prepare(
+        self,
+        chat: Chat,
+        holding: Holding,
+        timeline: Timeline,
+        caller: Caller = NOBODY,
+        model_set: ModelSet | None = None,
+    ) -> Prepared:
+        """model_set: with whose model; None: with that which serves now
+
+        Raises UnknownModel, and whatever else the client has to change.
+        """
         if chat.request.model != self.name:
             raise UnknownModel(f"the model {chat.request.model[:100]!r} does not exist", param="model")
         seconds = self.settings.router.stage_timeout_seconds
         try:
             async with asyncio.timeout(seconds):
-                return await self._preparer.prepare(chat, holding, timeline, caller)
+                return await (model_set or self.serving).prepare(chat, holding, timeline, caller)
         except TimeoutError:
             raise DeadlineExceeded("the request's images took too long to arrive") from None
 
@@ -115,15 +138,20 @@ class Router:
         timeline: Timeline,
         caller: Caller = NOBODY,
         on_placed: Callable[[], None] = lambda: None,
+        model_set: ModelSet | None = None,
     ) -> "Run":
         """Prepares a request and sets it on its way; the caller reads its tokens, and closes the run in any case.
 
         on_placed: called once its prompt is with a worker
+        model_set: by which it is answered; None: by that which serves now
         """
-        holding = self.budget.holding()
+        holding, model_set = self.budget.holding(), model_set or self.serving
+        model_set.requests += 1
         try:
-            request = Request(new_request_id(), await self.prepare(chat, holding, timeline, caller), timeline)
+            prepared = await self.prepare(chat, holding, timeline, caller, model_set)
+            request = Request(new_request_id(), prepared, timeline)
         except BaseException:
+            model_set.requests -= 1
             holding.close()
             raise
         request.on_placed = on_placed
@@ -131,24 +159,20 @@ class Router:
 
         def ended(run: Run, error: BaseException | None) -> None:
             holding.close()
+            model_set.requests -= 1
             self._count_end(request)
             ending = Ended(caller, request, usage_of(request, run.completion_tokens()), error)
             for tell in self.on_end:
                 tell(ending)
 
-        run = Run(request, caller, asyncio.create_task(self._pipeline.run(request)), ended)
+        run = Run(request, caller, asyncio.create_task(model_set.pipeline.run(request)), ended, model_set)
         for tell in self.on_begin:
             tell(run)
         return run
 
-    async def _self_test(self, salt: str) -> Prepared:
-        """Its one picture is kept by whoever holds it, and counts in no budget."""
-        with self.budget.holding() as holding:
-            return await self.prepare(Chat.parse(body(self.name, salt)), holding, Timeline())
-
     def expose_metrics(self) -> bytes:
         """The body of /metrics, workers as they are now."""
-        counts = self.fleet.count_by_state()
+        counts = sum((each.fleet.count_by_state() for each in self.sets.values()), Counter[tuple[str, str]]())
         self._worker_labels.update(counts)
         for worker_type, state in self._worker_labels:  # a state that nobody is in any more counts 0
             self.metrics.set("triptych:workers", counts[worker_type, state], worker_type=worker_type, state=state)
@@ -200,7 +224,10 @@ class Run:
         caller: Caller,
         task: asyncio.Task[None],
         ended: Callable[["Run", BaseException | None], None],
+        model_set: ModelSet,
     ) -> None:
+        """model_set: by which the request is answered"""
+        self.model_set = model_set
         self.request = request
         self.caller = caller
         self.completion_tokens: Callable[[], int] = lambda: 0  # that the client has been told

@@ -15,6 +15,7 @@ from triptych.errors import ContextTooLong, InvalidRequest, UnknownModel
 from triptych.router.body import read_body, unless_gone
 from triptych.router.budget import Holding
 from triptych.router.caller import caller_of
+from triptych.router.model_set import ModelSet
 from triptych.router.router import Router
 from triptych.router.sampling_fields import Whole
 from triptych.router.schema import Chat, invalid_request
@@ -57,29 +58,32 @@ class TokenizeEndpoint:
             asked = await _in_thread(router, _tokenize_request, data)
             del data
             _check_model(asked.model, router)
-            ids = await self._ids_of_messages(http, asked, holding) if asked.prompt is None else None
+            served = router.serving
+            ids = await self._ids_of_messages(http, asked, holding, served) if asked.prompt is None else None
             if ids is None:
-                ids = await self._ids_of_text(asked.prompt or "")
-        told: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": _most(router)}
+                ids = await self._ids_of_text(asked.prompt or "", served)
+        told: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": served.max_model_len}
         if asked.return_token_strs:
-            told["token_strs"] = [router.prompts.tokenizer.id_to_token(id_) or "" for id_ in ids]
+            told["token_strs"] = [served.prompts.tokenizer.id_to_token(id_) or "" for id_ in ids]
         await JSONResponse(told)(scope, receive, send)
 
-    async def _ids_of_text(self, text: str) -> list[int]:
-        router = self._router
-        most = _most(router)
-        _check_length(router.prompts.fewest_tokens(len(text)), most, "prompt", "at least ")  # before seconds are spent
-        ids = list(await _in_thread(router, router.prompts.encode_text, text))
+    async def _ids_of_text(self, text: str, served: ModelSet) -> list[int]:
+        most, prompts = served.max_model_len, served.prompts
+        _check_length(prompts.fewest_tokens(len(text)), most, "prompt", "at least ")  # before seconds are spent
+        ids = list(await _in_thread(self._router, prompts.encode_text, text))
         _check_length(len(ids), most, "prompt")  # the answer is no longer than a prompt either
         return ids
 
-    async def _ids_of_messages(self, http: HTTPRequest, asked: TokenizeRequest, holding: Holding) -> list[int]:
+    async def _ids_of_messages(
+        self, http: HTTPRequest, asked: TokenizeRequest, holding: Holding, served: ModelSet
+    ) -> list[int]:
         if asked.messages is None:
             raise InvalidRequest("prompt is missing: a text, or messages in its place", param="prompt")
         router = self._router
         read = partial(_chat, router.name, asked.messages, router.settings.router.max_images_per_prompt)
         chat = await _in_thread(router, read)
-        prepared = await unless_gone(http.receive, router.prepare(chat, holding, Timeline(), caller_of(http.scope)))
+        preparing = router.prepare(chat, holding, Timeline(), caller_of(http.scope), served)
+        prepared = await unless_gone(http.receive, preparing)
         ids: list[int] = prepared.layout.token_ids.tolist()
         return ids
 
@@ -89,7 +93,6 @@ class DetokenizeEndpoint:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._num_ids = router.prompts.tokenizer.get_vocab_size(with_added_tokens=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http, router = HTTPRequest(scope, receive), self._router
@@ -97,14 +100,16 @@ class DetokenizeEndpoint:
             data = await _body(http, router, holding)
             asked = await _in_thread(router, _detokenize_request, data)
         _check_model(asked.model, router)
-        _check_length(len(asked.tokens), _most(router), "tokens")
-        wrong = next((at for at, id_ in enumerate(asked.tokens) if not 0 <= id_ < self._num_ids), None)
+        _check_length(len(asked.tokens), router.serving.max_model_len, "tokens")
+        tokenizer = router.prompts.tokenizer
+        num_ids = tokenizer.get_vocab_size(with_added_tokens=True)
+        wrong = next((at for at, id_ in enumerate(asked.tokens) if not 0 <= id_ < num_ids), None)
         if wrong is not None:
             raise InvalidRequest(
-                f"tokens[{wrong}] is no token id, expected a number from 0 to {self._num_ids - 1}",
+                f"tokens[{wrong}] is no token id, expected a number from 0 to {num_ids - 1}",
                 param=f"tokens[{wrong}]",
             )
-        decode = partial(router.prompts.tokenizer.decode, asked.tokens, skip_special_tokens=False)
+        decode = partial(tokenizer.decode, asked.tokens, skip_special_tokens=False)
         text = await _in_thread(router, decode)
         await JSONResponse({"prompt": text})(scope, receive, send)
 
@@ -140,10 +145,6 @@ def _chat(model: str, messages: Any, most_images: int) -> Chat:
 def _check_model(name: str | None, router: Router) -> None:
     if name is not None and name != router.name:
         raise UnknownModel(f"the model {name[:100]!r} does not exist", param="model")
-
-
-def _most(router: Router) -> int:
-    return router.fleet.max_model_len(router.card.max_model_len)
 
 
 def _check_length(num_tokens: int, most: int, param: str, about: str = "") -> None:

@@ -40,7 +40,7 @@ class CompletionsEndpoint(GenerationEndpoint):
     """A single prompt goes the way of every other answer; here is what several take."""
 
     def __init__(self, router: Router) -> None:
-        super().__init__(router, reader_of(router.card, router.prompts), CompletionForm)
+        super().__init__(router, lambda body: reader_of(router.card, router.prompts)(body), CompletionForm)
 
     async def _answer(self, chat: Chat, run: Run, wants_timeline: bool) -> Response:
         if not isinstance(chat, CompletionChat) or not chat.others:
@@ -48,7 +48,7 @@ class CompletionsEndpoint(GenerationEndpoint):
         all_asked = [self._asked(chat, run, None)]
         try:
             for other in chat.others:
-                begun = await self._router.begin(other, Timeline(), run.caller)
+                begun = await self._router.begin(other, Timeline(), run.caller, model_set=run.model_set)
                 all_asked.append(self._asked(other, begun, all_asked[0].form))
             if chat.request.stream:
                 await all_or_first_error(_begin(asked) for asked in all_asked)
@@ -61,8 +61,9 @@ class CompletionsEndpoint(GenerationEndpoint):
         return JSONResponse(body)
 
     def _asked(self, chat: CompletionChat, run: Run, first: CompletionForm | None) -> _Asked:
-        router, request = self._router, run.request
-        choices = Choices(request, router.detokenizer, router.metrics, chat.request.stops, bool(chat.request.logprobs))
+        request, detokenizer = run.request, run.model_set.detokenizer
+        wants_logprobs = bool(chat.request.logprobs)
+        choices = Choices(request, detokenizer, self._router.metrics, chat.request.stops, wants_logprobs)
         run.completion_tokens = lambda: choices.completion_tokens
         return _Asked(run, choices, CompletionForm(chat, request, first.head if first else None))
 
