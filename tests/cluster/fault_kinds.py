@@ -2,12 +2,16 @@
 
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
+import grpc
+
+from tests.cluster.fault_hang import hang
 from tests.cluster.fault_load import LONG, FaultLoad
 from tests.cluster.fault_server import LIVENESS_SECONDS, FaultServer, Worker
 from triptych.journey import Role
@@ -22,45 +26,68 @@ _WORK = {Role.ENCODE: "encoder_queued_items", Role.PREFILL: "prefill_requests", 
 @dataclass(frozen=True)
 class Struck:
     """at:          the moment
-    pid:         of the process that goes, and whose place another takes; 0 for none
-    encoded:     items it had encoded when it was struck, of an encoder
+    pids:        of the processes that go, and whose places others take
+    encoded:     items that encoders had encoded when they were struck, by pid
     lost_items:  whose rows have gone, so that they may have to be encoded again
+    settle:      called once others have taken the places
     """
 
     at: float
-    pid: int = 0
-    encoded: int = 0
+    pids: Sequence[int] = ()
+    encoded: Mapping[int, int] = field(default_factory=dict)
     lost_items: int = 0
+    settle: Sequence[Callable[[], None]] = ()
+
+
+Strike = Callable[[FaultServer, FaultLoad], Struck]
 
 
 @dataclass(frozen=True)
 class Kind:
     """may_break: whether clients whose connection ends with the process get an error
 
-    may_retry: whether what was in flight has to be tried again
+    retried: stages at which what was in flight may have to be tried again
     """
 
     name: str
-    strike: Callable[[FaultServer, FaultLoad], Struck]
-    is_stop: bool = False
+    strike: Strike
     of_router: bool = False
     may_break: bool = False
-    may_retry: bool = True
+    retried: frozenset[str] = frozenset()
 
 
 def _nothing(server: FaultServer, load: FaultLoad) -> Struck:
     return Struck(time.monotonic())
 
 
-def _signal(role: Role, number: int, server: FaultServer, load: FaultLoad) -> Struck:
+def _signal(role: Role, server: FaultServer, load: FaultLoad, *, number: int) -> Struck:
     worker, gauges = _busy(server, role)
     at = time.monotonic()
     os.kill(worker.pid, number)
-    if role is not Role.ENCODE:
-        return Struck(at, worker.pid)
-    # What is queued may be done, and claimed, by the time that the signal is there.
+    return _struck(at, worker, gauges, (partial(_go_on, worker.pid),) if number == signal.SIGSTOP else ())
+
+
+def _hang(role: Role, server: FaultServer, load: FaultLoad) -> Struck:
+    """The device loop alone: everything else in the process goes on."""
+    worker, _ = _busy(server, role)
+    tracer = hang(worker.pid, partial(_answers, server, worker))
+    return _struck(time.monotonic(), worker, server.gauges(worker), (partial(_end, tracer),))
+
+
+def _struck(at: float, worker: Worker, gauges: Mapping[str, float], settle: Sequence[Callable[[], None]]) -> Struck:
+    if worker.role is not Role.ENCODE:
+        return Struck(at, (worker.pid,), settle=settle)
+    # What is queued may be done, and claimed, by the time that it is struck.
     lost = int(gauges["encoder_claims"] + gauges["encoder_waiting_jobs"] + gauges["encoder_queued_items"])
-    return Struck(at, worker.pid, int(gauges["encoder_items_encoded_total"]), lost)
+    return Struck(at, (worker.pid,), {worker.pid: int(gauges["encoder_items_encoded_total"])}, lost, settle)
+
+
+def _answers(server: FaultServer, worker: Worker) -> bool:
+    try:
+        server.gauges(worker)
+    except grpc.RpcError:
+        return False
+    return True
 
 
 def _busy(server: FaultServer, role: Role) -> tuple[Worker, dict[str, float]]:
@@ -77,20 +104,20 @@ def _busy(server: FaultServer, role: Role) -> tuple[Worker, dict[str, float]]:
 def _decode_behind_cleared_caches(server: FaultServer, load: FaultLoad) -> Struck:
     """Streams that are at token 30: nothing is left of their images but what the routers hold."""
     probes = load.ask(LONG, PROBES)
-    server.wait(lambda: all(len(each.ids) >= STRUCK_AT_TOKEN or each.error for each in probes), "token 30")
+    server.wait(lambda: all(len(each.ids) >= STRUCK_AT_TOKEN or each.error for each in probes), "token 30", every=0.01)
     server.clear_embeddings()
     num_lost = sum(len(each.question.pictures) for each in load.in_flight())
     worker, _ = _busy(server, Role.DECODE)
     at = time.monotonic()
     os.kill(worker.pid, signal.SIGKILL)
-    return Struck(at, worker.pid, lost_items=num_lost)
+    return Struck(at, (worker.pid,), lost_items=num_lost)
 
 
 def _router(server: FaultServer, load: FaultLoad) -> Struck:
     pid = server.router_pids()[0]
     at = time.monotonic()
     os.kill(pid, signal.SIGKILL)
-    return Struck(at, pid)
+    return Struck(at, (pid,))
 
 
 def _leave(server: FaultServer, load: FaultLoad) -> Struck:
@@ -98,7 +125,24 @@ def _leave(server: FaultServer, load: FaultLoad) -> Struck:
     return Struck(time.monotonic())
 
 
-def go_on(pid: int) -> None:
+def _together(strikes: Sequence[Strike], server: FaultServer, load: FaultLoad) -> Struck:
+    """One after the other, at once; each at another tier."""
+    struck = [strike(server, load) for strike in strikes]
+    return Struck(
+        min(each.at for each in struck),
+        [pid for each in struck for pid in each.pids],
+        {pid: count for each in struck for pid, count in each.encoded.items()},
+        sum(each.lost_items for each in struck),
+        [settle for each in struck for settle in each.settle],
+    )
+
+
+def _end(tracer: "subprocess.Popen[str]") -> None:
+    """It has done so by itself, as what it traced has ended."""
+    tracer.wait(LIVENESS_SECONDS)
+
+
+def _go_on(pid: int) -> None:
     """Lets a stopped process go on, if it is still there, and waits for its end."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
@@ -108,12 +152,32 @@ def go_on(pid: int) -> None:
         time.sleep(0.02)
 
 
-KINDS = (
-    Kind("nothing", _nothing, may_retry=False),
-    *(Kind(f"{role} worker killed", partial(_signal, role, signal.SIGKILL)) for role in Role),
-    *(Kind(f"{role} worker stopped", partial(_signal, role, signal.SIGSTOP), is_stop=True) for role in Role),
-    *(Kind(f"{role} worker gets SIGTERM", partial(_signal, role, signal.SIGTERM), may_retry=False) for role in Role),
-    Kind("decode worker killed at token 30, encoders' caches cleared", _decode_behind_cleared_caches),
-    Kind("router killed, one of two", _router, of_router=True, may_break=True, may_retry=False),
-    Kind("clients leave", _leave, may_retry=False),
+def _of_role(role: Role, what: str, strike: Callable[..., Struck], *, retried: bool = True) -> Kind:
+    return Kind(f"{role} worker {what}", partial(strike, role), retried=frozenset({str(role)} if retried else ()))
+
+
+_KILLED = [_of_role(role, "killed", partial(_signal, number=signal.SIGKILL)) for role in Role]
+_STOPPED = [_of_role(role, "stopped", partial(_signal, number=signal.SIGSTOP)) for role in Role]
+_HUNG = [_of_role(role, "stays at one step", _hang) for role in Role]
+_ASKED = [_of_role(role, "gets SIGTERM", partial(_signal, number=signal.SIGTERM), retried=False) for role in Role]
+_CLEARED = Kind(
+    "decode worker killed at token 30, encoders' caches cleared",
+    _decode_behind_cleared_caches,
+    retried=frozenset({"decode"}),
 )
+
+KINDS = (
+    Kind("nothing", _nothing),
+    *(*_KILLED, *_STOPPED, *_HUNG, *_ASKED, _CLEARED),
+    Kind("router killed, one of two", _router, of_router=True, may_break=True),
+    Kind("clients leave", _leave),
+)
+
+
+def all_at_once(*kinds: Kind) -> Kind:
+    """Faults of different tiers in one go: none of them may cost more than it does alone."""
+    return Kind(
+        " + ".join(kind.name for kind in kinds),
+        partial(_together, [kind.strike for kind in kinds]),
+        retried=frozenset().union(*(kind.retried for kind in kinds)),
+    )

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.cluster.fault_kinds import Kind, Struck, go_on
+from tests.cluster.fault_kinds import Kind, Struck
 from tests.cluster.fault_load import QUESTIONS, Asked, FaultLoad, Question
 from tests.cluster.fault_server import FaultServer
 
@@ -25,7 +25,7 @@ class Row:
     wrong:    answers with another token, or text, than the right ones; twice_or_missing: with another number of them
     again:    items encoded again, of which so many as lost_items may be; below 0 for some that never were, of clients
               that left, or that nobody had counted, as whoever encoded them was killed
-    retries:  by stage; most_retries: of one request at one stage
+    retries:  by stage, which has to be one of may_retry; most_retries: of one request at one stage
     left:     what was held though nothing was asked any more
     Times are in seconds.
     """
@@ -45,7 +45,7 @@ class Row:
     most_retries: int
     left: Sequence[str]
     may_break: bool = False
-    may_retry: bool = True
+    may_retry: Sequence[str] = ()
 
     def complaints(self) -> list[str]:
         """What must not be, whatever the times."""
@@ -53,7 +53,7 @@ class Row:
         found = [f"left: {each}" for each in self.left]
         found += [f"failed: {each}" for each in self.failed] if len(self.failed) > most_failed else []
         most_by_name = {"wrong": 0, "twice_or_missing": 0, "again": self.lost_items, "most_retries": 1}
-        found += [f"retries: {dict(self.retries)}"] if self.retries and not self.may_retry else []
+        found += [f"retries: {dict(self.retries)}"] if self.retries.keys() - set(self.may_retry) else []
         for name, most in most_by_name.items():
             if getattr(self, name) > most:
                 found.append(f"{name}: {getattr(self, name)}")
@@ -70,8 +70,8 @@ def measure(server: FaultServer, kind: Kind, right: Right) -> Row:
         struck = kind.strike(server, load)
         in_flight = [each for each in load.asked[before:] if each.has_left or not each.ended_at]
         ready_at = _wait_ready(server, kind, struck, routers)
-        if kind.is_stop:
-            go_on(struck.pid)
+        for settle in struck.settle:
+            settle()
         server.wait(lambda: load.answered_since(ready_at) >= IN_FLIGHT, "answers as before")
     ended_at = time.monotonic()
     left = _left_over(server, ended_at)
@@ -93,20 +93,20 @@ def measure(server: FaultServer, kind: Kind, right: Right) -> Row:
         most_retries=max(server.retries_told(since).values(), default=0),
         left=left,
         may_break=kind.may_break,
-        may_retry=kind.may_retry,
+        may_retry=sorted(kind.retried),
     )
 
 
 def _wait_ready(server: FaultServer, kind: Kind, struck: Struck, routers: Sequence[int]) -> float:
     """The moment from which everybody is there, others in the place of those that have gone."""
-    if not struck.pid:
+    if not struck.pids:
         return server.wait(server.all_ready, "ready workers")
     since = server.log_length
 
     def replaced() -> bool:
         if kind.of_router:
-            return struck.pid not in server.router_pids() and len(server.router_pids()) == len(routers)
-        return struck.pid not in [worker.pid for worker in server.workers()]
+            return not set(struck.pids) & set(server.router_pids()) and len(server.router_pids()) == len(routers)
+        return not set(struck.pids) & {worker.pid for worker in server.workers()}
 
     server.wait(replaced, "another process")
     if kind.of_router:
@@ -142,8 +142,7 @@ def compared(asked: Sequence[Asked], right: Right) -> tuple[int, int]:
 def _again(server: FaultServer, struck: Struck, asked: Sequence[Asked], since: int, before: Mapping[int, int]) -> int:
     """Items that encoders have encoded, without those of the routers' self-tests, beyond one time each."""
     after = server.encoded()
-    if struck.pid in before:
-        after[struck.pid] = struck.encoded
+    after |= struck.encoded
     num_encoded = sum(count - before.get(pid, 0) for pid, count in after.items())
     num_asked = sum(len(each.question.pictures) for each in asked)
     return num_encoded - server.items_of_self_tests(since) - num_asked

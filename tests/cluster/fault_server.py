@@ -26,7 +26,7 @@ from triptych.wire.membership import Membership
 WORKERS_OF_EACH_TIER = 2
 ROUTERS = 2
 LIVENESS_SECONDS = 180.0
-_LOOK_SECONDS = 0.02
+_LOOK_SECONDS = 0.1  # whoever looks takes processor time from those that are to come back
 _KEY = "operator-of-this-test"
 _SECRET = "0123456789abcdef" * 4
 
@@ -46,14 +46,16 @@ _SELF_TEST = re.compile(r" the self-test of .*? (passed in|takes in the other ro
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds for which silence is borne: before a stopped process is ended, of a lease, of one status question."""
+    """Seconds for which silence is borne: before a stopped process is ended, of a lease, of one status question, and
+    of a device that is at one step."""
 
-    still: float = 60.0  # all three are what a server has by default
+    still: float = 60.0  # all are what a server has by default
     lease: float = 30.0
     status: float = 5.0
+    step: float = 30.0
 
 
-QUICK = Patience(still=4.0, lease=4.0, status=1.0)
+QUICK = Patience(still=4.0, lease=4.0, status=1.0, step=4.0)
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,9 @@ class FaultServer:
         self._command = [sys.executable, "-c", _SERVE, str(patience.still), "serve", "--config", str(config)]
         self._membership = Membership(_SECRET)
         self._channels: dict[str, grpc.Channel] = {}
+        # No connection is kept: another router may be the next to answer, and the last one may be gone.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        self._http = httpx.Client(headers=self.headers, timeout=30, trust_env=False, limits=limits)
         self.url = ""
 
     def __enter__(self) -> Self:
@@ -90,6 +95,7 @@ class FaultServer:
     def __exit__(self, *_: object) -> None:
         for channel in self._channels.values():
             channel.close()
+        self._http.close()
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(LIVENESS_SECONDS)
@@ -127,7 +133,7 @@ class FaultServer:
         return settled and states == ["ready"] * (WORKERS_OF_EACH_TIER * len(Role))
 
     def clear_embeddings(self) -> None:
-        response = httpx.post(f"{self.url}/admin/embeddings/clear", headers=self.headers, timeout=30, trust_env=False)
+        response = self._http.post(f"{self.url}/admin/embeddings/clear")
         assert response.is_success, response.text
 
     def retries(self) -> Counter[str]:
@@ -161,18 +167,18 @@ class FaultServer:
                 found.append(f"{worker.worker_id}: {status.violation or held}")
         return found
 
-    def wait(self, holds: Callable[[], bool], what: str) -> float:
-        """The moment from which it holds. Raises AssertionError where it never does."""
+    def wait(self, holds: Callable[[], bool], what: str, every: float = _LOOK_SECONDS) -> float:
+        """The moment from which it holds. Raises AssertionError where it never does. every: seconds between looks"""
         deadline = time.monotonic() + LIVENESS_SECONDS
         while True:
             with _unless_gone():
                 if holds():
                     return time.monotonic()
             assert time.monotonic() < deadline, f"waited {LIVENESS_SECONDS:g} s for {what}: {self.log()[-4000:]}"
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(every)
 
     def _get(self, path: str) -> httpx.Response:
-        response = httpx.get(self.url + path, headers=self.headers, timeout=30, trust_env=False)
+        response = self._http.get(self.url + path)
         response.raise_for_status()
         return response
 
@@ -196,7 +202,8 @@ def _unless_gone() -> Iterator[None]:
 
 def _tables(patience: Patience) -> dict[str, dict[str, Any]]:
     each = dict.fromkeys(("encoders", "prefills", "decodes"), WORKERS_OF_EACH_TIER)
-    serve = {"topology": "e+p+d", "device": "cpu", "cpu_threads": 1, "ray": "local", "served_name": "m"}
+    serve: dict[str, Any] = {"topology": "e+p+d", "device": "cpu", "cpu_threads": 1, "ray": "local"}
+    serve |= {"served_name": "m", "step_seconds": patience.step}
     return {
         "serve": {**serve, **each, "routers": ROUTERS, "cluster_secret": _SECRET},
         "router": {"port": 0, "api_key": _KEY, "status_timeout_seconds": patience.status},
