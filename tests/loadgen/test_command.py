@@ -36,3 +36,19 @@ def test_a_run_without_one_complete_answer_fails(capsys: pytest.CaptureFixture[s
 def test_a_size_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--size", "large"]) == 1
     assert "expected WIDTHxHEIGHT" in capsys.readouterr().err
+
+
+def test_a_class_of_service_brings_its_limits_and_is_named_to_the_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "triptych.toml"
+    settings.write_text('[slo]\ndefault = "gold"\n[[slo.classes]]\nname = "gold"\nttft_seconds = 30\ntarget = 0.5\n')
+    with ScriptedServer(lambda body: Answer(words(3))) as server:
+        flags = ["--config", str(settings), "--slo", "gold", "--slo-e2e", "0.000001", "--json", "-"]
+        assert main(["bench", "--url", server.url, *FLAGS, *flags]) == 0
+        assert {visit.headers["x-triptych-slo"] for visit in server.visits} == {"gold"}
+    told = json.loads(capsys.readouterr().out)
+    assert (told["what"]["slo_ttft_seconds"], told["what"]["slo_target"]) == (30.0, 0.5)
+    assert (told["measures"]["attainment"], told["measures"]["goodput_requests_per_second"]) == (0.0, 0.0)
+    assert main(["bench", "--config", str(settings), "--slo", "silver"]) == 1
+    assert "'silver' is not one of gold" in capsys.readouterr().err

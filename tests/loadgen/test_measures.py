@@ -60,6 +60,7 @@ def test_without_limits_there_is_no_attainment() -> None:
 def test_short_answers_are_counted_and_measured() -> None:
     measures = measure([sample(tokens=2), sample()], OPTIONS)
     assert (measures.completed, measures.short_answers) == (2, 1)
+    assert measures.goodput_requests_per_second == pytest.approx(1 / measures.duration_seconds)
 
 
 def test_the_interval_is_wilsons() -> None:

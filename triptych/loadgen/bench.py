@@ -76,7 +76,7 @@ def render(result: BenchResult) -> Table:
         if figures is not None:
             table.add_row(name, *(f"{seconds * 1000:.1f}" for seconds in figures.values()))
     table.add_section()
-    for name, value in _totals(measures):
+    for name, value in _totals(measures, result.options):
         table.add_row(name, value)
     return table
 
@@ -86,7 +86,7 @@ def _title(options: BenchOptions) -> str:
     return f"{options.requests} requests, {options.images} images of {options.width}x{options.height}, {pace}"
 
 
-def _totals(measures: Measures) -> list[tuple[str, str]]:
+def _totals(measures: Measures, options: BenchOptions) -> list[tuple[str, str]]:
     rows = [
         ("req/s", f"{measures.requests_per_second:.2f}"),
         ("output tok/s", f"{measures.output_tokens_per_second:.1f}"),
@@ -97,7 +97,12 @@ def _totals(measures: Measures) -> list[tuple[str, str]]:
         rows.append(("tokens per chunk", f"{measures.chunk_tokens:.2f}"))
     if measures.attainment is not None and measures.attainment_interval is not None:
         low, high = measures.attainment_interval
-        rows.append(("SLO attainment", f"{measures.attainment:.1%} ({low:.1%} to {high:.1%})"))
+        of_class = f" of {options.slo_class}" if options.slo_class else ""
+        rows.append((f"SLO attainment{of_class}", f"{measures.attainment:.1%} ({low:.1%} to {high:.1%})"))
+        if options.slo_target is not None:
+            verdict = "met" if measures.attainment >= options.slo_target else "missed"
+            rows.append(("target", f"{options.slo_target:.1%}: {verdict}"))
+        rows.append(("goodput req/s", f"{measures.goodput_requests_per_second:.2f}"))
     rows.append(("completed", f"{measures.completed} of {measures.requests}"))
     if measures.short_answers:
         rows.append(("other length", str(measures.short_answers)))

@@ -3,10 +3,12 @@
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 
+from triptych.config import load_settings
 from triptych.errors import ConfigError
 from triptych.loadgen.bench import render, run_bench
 from triptych.loadgen.options import BenchOptions
@@ -29,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 def options_from(arguments: argparse.Namespace) -> BenchOptions:
     """Raises ConfigError for a value that cannot work."""
     width, height = _read_size(arguments.size)
+    of_class = _class_limits(arguments)
     return BenchOptions(
         url=arguments.url,
         model=arguments.model or "",
@@ -43,11 +46,22 @@ def options_from(arguments: argparse.Namespace) -> BenchOptions:
         repeat_share=arguments.repeat_share,
         warmup=arguments.warmup,
         seed=arguments.seed,
-        slo_ttft_seconds=arguments.slo_ttft,
-        slo_tpot_seconds=arguments.slo_tpot,
+        slo_ttft_seconds=arguments.slo_ttft or of_class.get("ttft"),
+        slo_tpot_seconds=arguments.slo_tpot or of_class.get("tpot"),
+        slo_e2e_seconds=arguments.slo_e2e or of_class.get("e2e"),
+        slo_class=arguments.slo,
+        slo_target=of_class.get("target"),
         timeout_seconds=arguments.timeout,
         api_key=arguments.api_key,
     )
+
+
+def _class_limits(arguments: argparse.Namespace) -> Mapping[str, float]:
+    """Of the class that is named, from the file of settings that the server has as well; flags come before them."""
+    if not arguments.slo:
+        return {}
+    service = load_settings(arguments.config).slo.of(arguments.slo)
+    return {name: seconds for name, seconds in service.limits.items() if seconds} | {"target": service.target}
 
 
 def _read_size(text: str) -> tuple[int, int]:

@@ -36,6 +36,8 @@ class ChatClient:
         self._headers = {"Content-Type": "application/json"}
         if options.api_key:
             self._headers["Authorization"] = f"Bearer {options.api_key}"
+        if options.slo_class:
+            self._headers["X-Triptych-SLO"] = options.slo_class
         self._timeout = aiohttp.ClientTimeout(total=options.timeout_seconds)
 
     async def __aenter__(self) -> "ChatClient":

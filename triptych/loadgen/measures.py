@@ -14,9 +14,11 @@ Definitions (seconds; p50, p90, p99 are percentiles with linear interpolation):
     E2E         [DONE] - start
     completed   HTTP 200, an event stream with a finish_reason and [DONE] and neither an error frame nor anything that
                 is not an event: whatever else comes back is an error, also when text came before it
-    attained    completed with exactly the requested tokens, TTFT <= its limit and TPOT <= its limit; errors, time-outs
-                and refusals are misses
+    attained    completed with exactly the requested tokens, and TTFT, TPOT and E2E each <= its limit, where there is
+                one; errors, time-outs and refusals are misses
     attainment  attained requests / all requests, with its Wilson 95 % interval
+    goodput     attained requests / duration, at the rate that this run has offered. The goodput of a server is the
+                largest rate whose attainment is the target's: several runs find it
     duration    first byte of the first request - end of the last one
     rates       of completed requests, over the duration: requests, output tokens, prompt tokens, images per second
     lateness    first byte - when the request was due (open loop): what the client itself got wrong
@@ -56,6 +58,7 @@ class Measures:
     chunk_tokens: float | None
     attainment: float | None  # None when no limit was given
     attainment_interval: tuple[float, float] | None
+    goodput_requests_per_second: float | None  # None when no limit was given
 
 
 def measure(samples: Sequence[Sample], options: BenchOptions, duration: float | None = None) -> Measures:
@@ -66,7 +69,7 @@ def measure(samples: Sequence[Sample], options: BenchOptions, duration: float | 
     chunks = sum(len(sample.chunks) for sample in good)
     tokens = sum(sample.output_tokens for sample in good)
     attained = sum(sample.attains(options) for sample in samples)
-    limited = options.slo_ttft_seconds is not None or options.slo_tpot_seconds is not None
+    limited = options.has_limits
     return Measures(
         requests=len(samples),
         completed=len(good),
@@ -85,6 +88,7 @@ def measure(samples: Sequence[Sample], options: BenchOptions, duration: float | 
         chunk_tokens=tokens / chunks if chunks else None,
         attainment=attained / len(samples) if limited else None,
         attainment_interval=wilson_interval(attained, len(samples)) if limited else None,
+        goodput_requests_per_second=attained / duration if limited else None,
     )
 
 

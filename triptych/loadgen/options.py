@@ -27,6 +27,9 @@ class BenchOptions:
     seed: int = 0
     slo_ttft_seconds: float | None = None
     slo_tpot_seconds: float | None = None  # per output token
+    slo_e2e_seconds: float | None = None
+    slo_class: str = ""  # of the server's classes of service, as every request names it; empty: its default
+    slo_target: float | None = None  # share of requests that has to be within all limits
     timeout_seconds: float = 300.0  # per request
     jpeg_quality: int = 85
     ignore_eos: bool = True  # ask for exactly max_tokens; switch off for servers that refuse the field
@@ -38,7 +41,7 @@ class BenchOptions:
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("images", "text_tokens", "warmup", "seed"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        for name in ("rate", "slo_ttft_seconds", "slo_tpot_seconds"):
+        for name in ("rate", "slo_ttft_seconds", "slo_tpot_seconds", "slo_e2e_seconds"):
             value = getattr(self, name)
             _require(value is None or value > 0, name, value, "above 0")
         _require(self.timeout_seconds > 0, "timeout_seconds", self.timeout_seconds, "above 0")
@@ -46,6 +49,10 @@ class BenchOptions:
         _require(self.images + self.text_tokens > 0, "text_tokens", self.text_tokens, "at least 1 where images is 0")
         _require(1 <= self.jpeg_quality <= 95, "jpeg_quality", self.jpeg_quality, "in [1, 95]")
         _require(self.url.startswith(("http://", "https://")), "url", self.url, "an http or https URL")
+
+    @property
+    def has_limits(self) -> bool:
+        return any(limit is not None for limit in (self.slo_ttft_seconds, self.slo_tpot_seconds, self.slo_e2e_seconds))
 
     @property
     def root(self) -> str:

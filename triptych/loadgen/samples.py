@@ -41,6 +41,8 @@ class Sample:
             return False
         if options.slo_ttft_seconds is not None and self.ttft > options.slo_ttft_seconds:
             return False
+        if options.slo_e2e_seconds is not None and self.ended > options.slo_e2e_seconds:
+            return False
         return self.tpot is None or options.slo_tpot_seconds is None or self.tpot <= options.slo_tpot_seconds
 
     def to_json(self) -> dict[str, Any]:
