@@ -51,6 +51,7 @@ class Fleet:
         self.router_id = secrets.token_hex(8)
         self.snapshot = Snapshot.of(())
         self._patience_seconds = min(settings.stage_timeout_seconds, restart_patience_seconds)
+        self.metrics = metrics
         self._gauges = metrics.worker_gauges  # of several fleets, whose workers have different ids
         self._shown: set[tuple[str, str]] = set()  # what of it is ours
         nonce = secrets.token_bytes(16)
@@ -103,6 +104,7 @@ class Fleet:
             worker = self._known.get(worker_id)
             link.listed = worker is not None
             if worker is not None and worker != before.get(worker_id) and worker.endpoint != link.endpoint:
+                self._count_loss(link)
                 self._close(self._links.pop(worker_id))
         for worker in workers:
             if worker.worker_id not in self._links:
@@ -214,6 +216,7 @@ class Fleet:
         if self._links.get(link.worker_id) is not link:
             return
         if link.state is LinkState.LOST:
+            self._count_loss(link)
             self._replace(link)
             return
         self._write(self.snapshot.row_by_id[link.worker_id], link)
@@ -270,6 +273,9 @@ class Fleet:
         self._ready = {role for role in Role if snapshot.roles[role].ready.any()}
         self._token_limit, self._item_limit = snapshot.token_limit(), snapshot.item_limit()
 
+    def _count_loss(self, link: WorkerLink) -> None:
+        self.metrics.count("triptych:worker_links_lost_total", worker_type=_tier(link))
+
     def _rows_of(self, links: Collection[WorkerLink]) -> list[int]:
         return [row for row, link in enumerate(self._rows) if link in links]
 
@@ -281,7 +287,8 @@ class Fleet:
 
 
 def _tier(link: WorkerLink) -> str:
-    return "+".join(sorted(link.roles))
+    """As Dynamo has its `worker_type`; what has some of the roles names them."""
+    return "aggregated" if link.roles >= set(Role) else "+".join(sorted(link.roles))
 
 
 def _load(role: Role, gauges: Mapping[str, float]) -> tuple[float, float]:

@@ -143,13 +143,16 @@ class Prover:
             return
         except TriptychError as error:
             logger.warning("the self-test of %s failed and will be tried again: %s", course, error)
+            self._count("failed")
             self._postpone(course, f"the self-test failed: {type(error).__name__}")
             return
         except Exception as error:  # a bug of ours; nobody is let in by it
             logger.exception("the self-test of %s could not be carried out", course)
+            self._count("failed")
             self._postpone(course, f"the self-test could not be carried out: {type(error).__name__}")
             return
         else:
+            self._count("passed")
             logger.info("the self-test of %s passed in %.0f ms", course, 1000 * (self._now() - began))
         for link in course.workers:
             if course.covers(link):
@@ -225,11 +228,15 @@ class Prover:
     def _refuse(self, course: Course, reason: str) -> None:
         """Where only one of them is new, the blame is its own; else the next ones are tried in other company."""
         new = [link for link in course.workers if link.state is LinkState.TESTING]
+        self._count("wrong")
         logger.critical("WRONG ANSWER in the self-test of %s, no request goes there: %s", course, reason)
         if len(new) == 1:
             new[0].condemn(reason)
         else:
             self._postpone(course, f"with {course}: {reason}")
+
+    def _count(self, outcome: str) -> None:
+        self._fleet.metrics.count("triptych:self_tests_total", outcome=outcome)
 
     def _postpone(self, course: Course, reason: str) -> None:
         for link in course.workers:

@@ -401,7 +401,7 @@ async def test_metrics_count_what_happened(card: ModelCard) -> None:
         assert "triptych:generation_tokens_total 5.0" in text
         assert "triptych:images_total 1.0" in text
         assert 'triptych:request_success_total{finished_reason="length"} 1.0' in text
-        assert 'triptych:kv_blocks{worker_id="epd-0",worker_type="decode+encode+prefill"} 1000.0' in text
+        assert 'triptych:kv_blocks{worker_id="epd-0",worker_type="aggregated"} 1000.0' in text
 
 
 def _png_of_bytes(count: int) -> bytes:
