@@ -9,6 +9,7 @@ A file has one table for each key:
     tokens_per_minute = 0        # prompt and answer together
     max_concurrent = 8
     role = "admin"               # may ask what operators ask
+    slo = "batch"                # class of service of requests that name none themselves
 
 Several keys of one tenant, as while one is replaced by the next, share its limits.
 
@@ -26,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from triptych.config import RouterSettings
+from triptych.config import RouterSettings, SLOSettings
 from triptych.errors import ConfigError
 from triptych.router.limits import Limits
 
@@ -35,7 +36,7 @@ DEFAULT_TENANT = "default"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TENANT = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
-_KNOWN = {"tenant", "sha256", "role", *_LIMITS}
+_KNOWN = {"tenant", "sha256", "role", "slo", *_LIMITS}
 _HASHED = "sha256:"
 
 
@@ -47,6 +48,7 @@ class Key:
     sha256: str
     limits: Limits = field(default_factory=Limits)
     is_admin: bool = False
+    slo: str = ""  # class of service; empty: the server's default
 
     def __post_init__(self) -> None:
         if not _TENANT.fullmatch(self.tenant):
@@ -79,8 +81,12 @@ class KeyRing:
 class KeyFile:
     """The ring that settings and the file make; looks again whether the file has changed when asked to."""
 
-    def __init__(self, settings: RouterSettings) -> None:
-        """Raises ConfigError for a file that cannot be read, or keys that cannot be meant."""
+    def __init__(self, settings: RouterSettings, slo: SLOSettings | None = None) -> None:
+        """slo: the classes of service that keys may have; None: any
+
+        Raises ConfigError for a file that cannot be read, or keys that cannot be meant.
+        """
+        self._slo = slo
         self._fixed = _fixed_keys(settings)
         self._path = Path(settings.api_keys_file) if settings.api_keys_file else None
         self._seen = self._stamp()
@@ -117,7 +123,11 @@ class KeyFile:
         if self._path is None:
             return []
         try:
-            return read_keys(self._path.read_text())
+            keys = read_keys(self._path.read_text())
+            for key in keys:
+                if key.slo and self._slo is not None:
+                    self._slo.of(key.slo)
+            return keys
         except OSError as error:
             raise ConfigError(f"cannot read keys from {self._path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
@@ -149,6 +159,7 @@ def toml_of(key: Key) -> str:
     lines = ["[[keys]]", f'tenant = "{key.tenant}"', f'sha256 = "{key.sha256}"']
     lines += [f"{name} = {number}" for name, number in numbers.items() if number]
     lines += ['role = "admin"'] if key.is_admin else []
+    lines += [f'slo = "{key.slo}"'] if key.slo else []
     return "\n".join(lines) + "\n"
 
 
@@ -159,7 +170,7 @@ def _key(entry: Any, number: int) -> Key:
     unknown = sorted(entry.keys() - _KNOWN)
     if unknown:
         raise ConfigError(f"{where} has an unknown entry {unknown[0]!r}; known: {', '.join(sorted(_KNOWN))}")
-    for name in ("tenant", "sha256"):
+    for name in ("tenant", "sha256", *(["slo"] if "slo" in entry else [])):
         if not isinstance(entry.get(name), str):
             raise ConfigError(f"{where} needs a text {name!r}")
     role = entry.get("role", "user")
@@ -170,7 +181,7 @@ def _key(entry: Any, number: int) -> Key:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ConfigError(f"{where}: {name} is {value!r}, expected 0 (no limit) or more")
     limits = Limits(**{name: entry.get(name, 0) for name in _LIMITS})
-    return Key(entry["tenant"], entry["sha256"].lower(), limits, role == "admin")
+    return Key(entry["tenant"], entry["sha256"].lower(), limits, role == "admin", entry.get("slo", ""))
 
 
 def _fixed_keys(settings: RouterSettings) -> Sequence[Key]:

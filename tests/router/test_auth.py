@@ -1,13 +1,14 @@
 """Keys: what a file may say, who is found by a key, and what changes when the file does."""
 
 import argparse
+import dataclasses
 import os
 from pathlib import Path
 
 import pytest
 
 from triptych.cli import build_parser
-from triptych.config import RouterSettings, load_settings
+from triptych.config import RouterSettings, SLOSettings, load_settings
 from triptych.errors import ConfigError
 from triptych.router import key_command
 from triptych.router.auth import Key, KeyFile, KeyRing, digest_of, read_keys, toml_of
@@ -107,3 +108,15 @@ def test_the_command_tells_a_key_once_and_what_the_file_is_to_hold(capsys: pytes
     key = next(word for word in err.split() if word.startswith("tp-"))
     assert key not in out
     assert read_keys(out) == [Key("alice", digest_of(key), Limits(60), is_admin=True)]
+
+
+def test_a_key_may_have_a_class_of_service_which_has_to_be_one(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(toml_of(dataclasses.replace(ALICE, slo="batch")))
+    settings = RouterSettings(api_keys_file=str(path))
+    key = KeyFile(settings, SLOSettings()).ring.find(b"a")
+    assert key is not None
+    assert key.slo == "batch"
+    path.write_text(path.read_text().replace("batch", "gold"))
+    with pytest.raises(ConfigError, match=r"keys\.toml.*'gold' is not one of interactive, batch"):
+        KeyFile(settings, SLOSettings())

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     console.print(f"model {settings.serve.model}", style="dim", highlight=False)
     settings = with_folder(settings, lambda text: console.print(text, style="dim", highlight=False))
-    KeyFile(settings.router)  # raises ConfigError, before anything is started
+    KeyFile(settings.router, settings.slo)  # raises ConfigError, before anything is started
     stop = threading.Event()
     supervisor = Supervisor(settings, lambda text: console.print(text, style="dim", highlight=False), show_logs=True)
     port = 0
