@@ -11,8 +11,9 @@ from starlette.types import Receive, Scope, Send
 from triptych.errors import TriptychError
 from triptych.router.body import Body, read_body, unless_gone
 from triptych.router.budget import Holding
-from triptych.router.caller import caller_of
+from triptych.router.caller import arrival_of, caller_of
 from triptych.router.choices import Choices, Delta
+from triptych.router.critical_path import server_timing
 from triptych.router.failures import name_image
 from triptych.router.media import waits_for_others
 from triptych.router.request import Request
@@ -55,10 +56,12 @@ class GenerationEndpoint:
         await response(scope, receive, send)
 
     async def answer(self, http: HTTPRequest) -> Response:
-        router, timeline = self._router, Timeline()
+        router, timeline = self._router, Timeline(arrival_of(http.scope))
         with router.budget.holding() as of_body:
-            body = await read_body_of(http, router, of_body)
-            turn = await router.turnstile.enter()
+            with timeline.measure("receive"):
+                body = await read_body_of(http, router, of_body)
+            with timeline.measure("turn"):
+                turn = await router.turnstile.enter()
             try:
                 chat = await parse_question(body, router, self._parse, timeline)
                 return await unless_gone(http.receive, self._begin(http, chat, timeline, of_body, turn))
@@ -87,7 +90,15 @@ class GenerationEndpoint:
             form = self._form(chat, request)
             if chat.request.stream:
                 tokens = await request.receive()
-                return AnswerStream(self._router, run, choices, form, tokens, _timing(run, wants_timeline))
+                return AnswerStream(
+                    self._router,
+                    run,
+                    choices,
+                    form,
+                    tokens,
+                    _timing(run, wants_timeline),
+                    ends_with_timing=wants_timeline,
+                )
             body = await whole_answer(request, choices, form)
         except BaseException as error:
             await run.close(error)
@@ -131,4 +142,4 @@ async def whole_answer(request: Request, choices: Choices, form: AnswerForm) -> 
 
 
 def _timing(run: Run, wanted: bool) -> dict[str, str]:
-    return {"server-timing": run.request.timeline.server_timing()} if wanted else {}
+    return {"server-timing": server_timing(run.request.timeline)} if wanted else {}

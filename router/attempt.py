@@ -20,6 +20,7 @@ from triptych.router.link import WorkerLink
 from triptych.router.prefill_stage import PrefillStage
 from triptych.router.stage_tools import StageTools
 from triptych.router.tasks import first_of
+from triptych.router.timeline import Placed
 from triptych.stages import Stage
 
 Result = TypeVar("Result")
@@ -64,7 +65,9 @@ class Attempt:
         if self._request.stage is not Stage.RESERVING:
             self._request.move(Stage.RESERVING)
         watchers = await self._reserve(group) if self._decode_follows else []
-        link = await self._blaming(Role.PREFILL, self._tools.fleet.prefill_for(self._avoid))
+        with self._request.timeline.measure("place"):
+            link = await self._blaming(Role.PREFILL, self._tools.fleet.prefill_for(self._avoid))
+        self._note_placed(Role.PREFILL, link, "least_queued")
         self._prefill = prefill = PrefillStage(self._tools, link)
         if self._request.prepared.layout.items:
             group.create_task(self._blaming(Role.ENCODE, self._encode(prefill)))
@@ -84,10 +87,10 @@ class Attempt:
         return self._tools.tokens_to_come > 1
 
     async def _reserve(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        with self._request.timeline.measure("reserve"):
+        with self._request.timeline.measure("place"):
             link = await self._blaming(Role.DECODE, self._tools.fleet.decode_for(self._avoid))
-            decode = await self._blaming(Role.DECODE, DecodeStage.reserve(self._tools, link))
-        self._decode = decode
+        self._note_placed(Role.DECODE, link, "most_free")
+        self._decode = decode = await self._blaming(Role.DECODE, DecodeStage.reserve(self._tools, link))
         await self._blaming(Role.DECODE, decode.open())
         return [group.create_task(self._blaming(Role.DECODE, work)) for work in (decode.land(), decode.listen())]
 
@@ -120,7 +123,8 @@ class Attempt:
         """Those that a decode worker goes on from; none where they were all there is."""
         request = self._request
         self._prefilling()
-        request.timeline.add_parallel(first.times)
+        if self._prefill is not None:
+            self._prefill.note_times(first)
         if not request.has_tokens:  # else this attempt finds what an earlier one has computed
             request.cached_tokens = first.cached_tokens
         request.deliver([wire.token_from_pb(token) for token in first.tokens])
@@ -133,11 +137,16 @@ class Attempt:
         request = self._request
         if request.stage is not Stage.HANDING_OVER:
             return  # the first tokens were all there is
-        with request.timeline.measure("handover"):
-            await decode.landed.wait()
+        await decode.landed.wait()
         request.move(Stage.DECODING)
-        with request.timeline.measure("decode"):
+        request.timeline.has_landed(decode.link.worker_id)
+        try:
             await request.all_finished.wait()
+        finally:
+            request.timeline.has_decoded()
+
+    def _note_placed(self, role: Role, link: WorkerLink, why: str) -> None:
+        self._request.timeline.placed.append(Placed(role, link.worker_id, "elsewhere" if self._avoid else why))
 
     async def _blaming(self, stage: Role, work: Coroutine[Any, Any, Result]) -> Result:
         try:

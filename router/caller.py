@@ -13,11 +13,13 @@ class Caller:
 
     request_id: what the client reads in x-request-id, and the log says
     account: where the edge has summed up what the request takes; None where nobody keeps account
+    endpoint: the path that was asked
     """
 
     tenant: str = ""
     request_id: str = ""
     account: Account | None = field(default=None, compare=False)
+    endpoint: str = field(default="", compare=False)
 
 
 NOBODY = Caller()
@@ -25,4 +27,10 @@ NOBODY = Caller()
 
 def caller_of(scope: Scope) -> Caller:
     state = scope.get("state", {})
-    return Caller(state.get("tenant", ""), state.get("request_id", ""), state.get("account"))
+    return Caller(state.get("tenant", ""), state.get("request_id", ""), state.get("account"), scope.get("path", ""))
+
+
+def arrival_of(scope: Scope) -> float | None:
+    """When the request's head was there, on time.perf_counter; None where no edge has seen it."""
+    arrived: float | None = scope.get("state", {}).get("arrived")
+    return arrived

@@ -1,6 +1,7 @@
 """Blocks are reserved at a decode worker, KV lands in them, tokens come."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Self
 
@@ -34,6 +35,7 @@ class DecodeStage:
         )
         self._outbox: Outbox[decode_pb2.DecodeRequest] = Outbox(self._call)
         self._trouble: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sent_at = 0.0  # the Decode call, on time.perf_counter
 
     @classmethod
     async def reserve(cls, tools: StageTools, link: WorkerLink) -> Self:
@@ -52,6 +54,7 @@ class DecodeStage:
 
     async def open(self) -> None:
         """Begins the Decode call, so that the reservation lives and dies with it."""
+        self._sent_at = time.perf_counter()
         self.link.tokens.subscribe(self._tools.request.id, self._tools.number, self)
         await self.link.hold(self._outbox.send(decode_pb2.DecodeRequest(start=self._start())))
 
@@ -79,6 +82,7 @@ class DecodeStage:
     def tokens(self, tokens: Sequence[Token]) -> None:
         """From the token feed."""
         try:
+            self._tools.request.timeline.decodes()
             self._tools.request.deliver(tokens)
         except TriptychError as error:
             self.failed(error)
@@ -94,7 +98,9 @@ class DecodeStage:
 
     async def _land(self) -> None:
         with worker_errors():
-            await self._call
+            reply = await self._call
+        timeline = self._tools.request.timeline
+        timeline.add_told(Role.DECODE, self.link.worker_id, self._sent_at, reply.times, reply.since_arrival)
 
     def _start(self) -> decode_pb2.DecodeStart:
         prepared = self._tools.request.prepared
@@ -126,8 +132,11 @@ async def _reserve(tools: StageTools, link: WorkerLink) -> int:
         priority=prepared.priority,
         wait_ms=min(_LONGEST_WAIT_MS, max(1, int(tools.stage_seconds * _WAITING_SHARE * 1000))),
     )
+    sent_at = time.perf_counter()
     with worker_errors():
         reply = await link.calls.reserve(request, timeout=tools.seconds_left())
+    queued = common_pb2.StageTime(stage="reserve", seconds=reply.queue_seconds)
+    tools.request.timeline.add_told(Role.DECODE, link.worker_id, sent_at, (queued,), reply.queue_seconds)
     if reply.cached_tokens >= tools.prompt_tokens:
         raise InternalError(f"a decode worker has KV of {reply.cached_tokens} of {tools.prompt_tokens} prompt tokens")
     return reply.cached_tokens

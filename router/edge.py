@@ -105,6 +105,7 @@ class _Exchange:
         state = scope.setdefault("state", {})
         state["request_id"] = self._id
         state["account"] = self._account
+        state["arrived"] = time.perf_counter()
 
     async def run(self) -> None:
         try:

@@ -1,6 +1,7 @@
 """A request's items become claims on encoded rows, over as many encoders as it takes."""
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from triptych import wire
@@ -12,10 +13,9 @@ from triptych.router.calls import Inbox, Outbox
 from triptych.router.link import WorkerLink
 from triptych.router.stage_tools import StageTools
 from triptych.router.tasks import all_or_first_error
+from triptych.router.timeline import Placed, Retried
 
 logger = logging.getLogger(__name__)
-
-_STAGE_NAMES = {"queue": "encode_queue"}  # what the encoder calls it, and what it is to a whole request
 
 GiveRefs = Callable[[Sequence[prefill_pb2.ItemRef]], Awaitable[None]]
 
@@ -47,6 +47,8 @@ class EncodeStage:
             if not self._tools.retries.allow(Role.ENCODE, error):
                 raise error
             level = logging.INFO if isinstance(error, Draining) else logging.WARNING
+            timeline = self._tools.request.timeline
+            timeline.retried.append(Retried(Role.ENCODE, type(error).__name__, timeline.since_start()))
             request_id = self._tools.request.id.hex()
             logger.log(
                 level, "request %s: encode is tried again for %d items: %s", request_id, len(self._waiting), error
@@ -72,9 +74,17 @@ class EncodeStage:
             if digest in first_by_digest and link.takes(Role.ENCODE) and link not in avoid
         }
         new = [digest for digest in first_by_digest if digest not in link_by_digest]
+        timeline = self._tools.request.timeline
+        timeline.placed += [
+            Placed(Role.ENCODE, link.worker_id, "has_rows") for link in dict.fromkeys(link_by_digest.values())
+        ]
         if new:
             tokens = [first_by_digest[digest].encoder_tokens for digest in new]
-            link_by_digest |= zip(new, await self._tools.fleet.encoders_for(tokens, avoid), strict=True)
+            with timeline.measure("place"):
+                chosen = await self._tools.fleet.encoders_for(tokens, avoid)
+            why = "elsewhere" if avoid else "least_queued"
+            timeline.placed += [Placed(Role.ENCODE, link.worker_id, why) for link in dict.fromkeys(chosen)]
+            link_by_digest |= zip(new, chosen, strict=True)
         self._tools.encoders.update(link_by_digest)
         shares: dict[WorkerLink, list[Item]] = {}
         for item in self._waiting.values():
@@ -95,11 +105,12 @@ class EncodeStage:
 
     async def _call(self, link: WorkerLink, share: Sequence[Item], booking: Booking) -> None:
         call = link.calls.encode(timeout=self._tools.seconds_left())
+        sent_at = time.perf_counter()
         await self._send(link, Outbox(call), share)
         booking.sent(self._tools.now())
         inbox = Inbox(call)
         while (ready := await inbox.receive()) is not None:
-            await self._take(link, ready.replies)
+            await self._take(link, ready.replies, sent_at)
 
     async def _send(self, link: WorkerLink, outbox: Outbox[encoder_pb2.EncodeRequest], share: Sequence[Item]) -> None:
         shelf, by_memfd = self._tools.shelf, link.media_by_memfd
@@ -117,12 +128,13 @@ class EncodeStage:
                 for chunk in shelf.chunks(index):
                     await outbox.send(encoder_pb2.EncodeRequest(chunk=chunk))
 
-    async def _take(self, link: WorkerLink, replies: Sequence[encoder_pb2.EncodeReply]) -> None:
+    async def _take(self, link: WorkerLink, replies: Sequence[encoder_pb2.EncodeReply], sent_at: float) -> None:
         request = self._tools.request
         request.touch()
         refs: list[prefill_pb2.ItemRef] = []
         for reply in replies:
-            request.timeline.add_parallel(reply.times, _STAGE_NAMES)
+            request.timeline.add_told(Role.ENCODE, link.worker_id, sent_at, reply.times, reply.since_arrival)
+            request.cached_items += reply.cached
             if reply.HasField("failure"):
                 self._note(link, wire.error_from_failure(reply.failure))
             elif self._is_new(link, reply):

@@ -18,6 +18,7 @@ from triptych.router.request import Request
 from triptych.router.retries import Retries, RetryBudget
 from triptych.router.stage_tools import Placing, StageTools
 from triptych.router.tasks import Background, all_or_first_error
+from triptych.router.timeline import Retried
 from triptych.stages import Stage
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,8 @@ class Pipeline:
                 return  # the client has all it asked for; what broke behind it is nobody's loss
             if not _may_go_on(request, attempt.blamed, error, retries, tools.num_generated):
                 raise error
+            timeline, stage = request.timeline, str(attempt.blamed or "")
+            timeline.retried.append(Retried(stage, type(error).__name__, timeline.since_start()))
             level = logging.INFO if isinstance(error, Draining | Preempted) else logging.WARNING
             logger.log(level, "request %s: %s is tried again: %s", request.id.hex(), attempt.blamed, error)
             await asyncio.wait({tidying})  # workers must have let go before they are asked again

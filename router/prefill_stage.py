@@ -1,6 +1,7 @@
 """A prompt goes to a prefill worker; KV refs and the first tokens come back."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from triptych import wire
@@ -28,6 +29,7 @@ class PrefillStage:
         self._outbox: Outbox[prefill_pb2.PrefillRequest] = Outbox(self._call)
         self._granted: set[int] = set()  # items of all windows so far
         self._more_windows = True
+        self._sent_at = 0.0  # on time.perf_counter
 
     async def run(self, decode_follows: bool, kv_begin: int, take: TakeResults) -> None:
         """Hands on every KV ref, then the first tokens, one per branch; returns when the call has ended.
@@ -47,10 +49,16 @@ class PrefillStage:
         await self._outbox.send(prefill_pb2.PrefillRequest(items=refs))
 
     async def _talk(self, start: prefill_pb2.PrefillStart, booking: Booking, take: TakeResults) -> None:
+        self._sent_at = time.perf_counter()
         await self._outbox.send(prefill_pb2.PrefillRequest(start=start))
         booking.sent(self._tools.now())
         self._tools.request.on_placed()
         await self._listen(take)
+
+    def note_times(self, first: prefill_pb2.FirstTokens) -> None:
+        """What the worker tells with the first tokens of where their time went."""
+        timeline = self._tools.request.timeline
+        timeline.add_told(Role.PREFILL, self.link.worker_id, self._sent_at, first.times, first.since_arrival)
 
     def _take_window(self, accepted: prefill_pb2.Accepted) -> None:
         """Lets the window's items be encoded. Raises InternalError for a window that makes no sense."""

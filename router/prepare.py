@@ -59,7 +59,8 @@ class Preparer:
         if fewest >= max_model_len:
             raise prompt_too_long(f"at least {fewest}", max_model_len)
         if chat.rules.grammar is not None:  # before anything of it is begun; it may take some tenths of a second
-            await asyncio.get_running_loop().run_in_executor(self._threads.parsing, chat.rules.check)
+            with timeline.measure("grammar"):
+                await asyncio.get_running_loop().run_in_executor(self._threads.parsing, chat.rules.check)
         with timeline.measure("tokenize"):
             runs = await self._runs(chat, chat.rules.tools)
         pictures = await self._loader.load(images_of(chat.messages), holding, timeline, terms.names)

@@ -51,6 +51,7 @@ class Request:
         self.prompt_tokens = prepared.layout.num_tokens
         self.image_tokens = prepared.layout.num_rows  # among them
         self.cached_tokens = 0  # and those whose KV was there already
+        self.cached_items = 0  # whose rows were there already, or being made for another request
         self.stopped_early = False  # the reader has seen enough of a choice that its worker still continues
         self.all_finished = asyncio.Event()
         self.on_placed: Callable[[], None] = lambda: None  # called once a prefill worker has been asked; idempotent
@@ -88,7 +89,7 @@ class Request:
         self.touch()
         if not self._begun and tokens:
             self._begun = True
-            self.timeline.add("first_token", self.timeline.since_start())
+            self.timeline.has_begun()
         for token in tokens:
             if not 0 <= token.choice < len(self.generated):
                 raise InternalError(f"a token of choice {token.choice} came; there are {len(self.generated)}")

@@ -21,6 +21,7 @@ from triptych.router.media import MediaLoader
 from triptych.router.media_names import MediaNames, Names
 from triptych.router.model_set import FIRST, Common, ModelSet
 from triptych.router.prompt import PromptBuilder
+from triptych.router.recent import RecentRequests
 from triptych.router.request import Prepared, Request
 from triptych.router.schema import Chat
 from triptych.router.tasks import Background
@@ -70,6 +71,8 @@ class Router:
         self.limit_books = commons.limits(index) if commons is not None else LimitBooks()
         self.running = 0  # requests in flight
         self.on_begin: list[Callable[[Run], None]] = []  # called for each, as the following
+        observe = settings.observe
+        self.recent = RecentRequests(observe.timelines, observe.timeline_bytes)
         self.on_end: list[Callable[[Ended], None]] = []  # called for each; must not raise, nor wait
         self._worker_labels: set[tuple[str, str]] = set()
         self._background = Background()
@@ -156,12 +159,14 @@ class Router:
             raise
         request.on_placed = on_placed
         self._count_start(request.prepared)
+        self.recent.begin(request, caller.request_id, caller.tenant, caller.endpoint)
 
         def ended(run: Run, error: BaseException | None) -> None:
             holding.close()
             model_set.requests -= 1
             self._count_end(request)
             ending = Ended(caller, request, usage_of(request, run.completion_tokens()), error)
+            self.recent.end(request, ending.usage, error)
             for tell in self.on_end:
                 tell(ending)
 

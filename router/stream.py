@@ -12,6 +12,7 @@ from triptych.journey import Token
 from triptych.router.body import unless_gone
 from triptych.router.choices import Choices, Delta
 from triptych.router.connection import ChunkWay, chunk_way
+from triptych.router.critical_path import server_timing
 from triptych.router.failures import error_body, log_failure, name_image
 from triptych.router.request import Request
 from triptych.router.router import Router, Run
@@ -44,7 +45,10 @@ class AnswerStream(Response):
         form: StreamForm,
         tokens: Sequence[Token],
         headers: Mapping[str, str],
+        *,
+        ends_with_timing: bool = False,
     ) -> None:
+        """ends_with_timing: a comment tells, before the last events, where the time went"""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._router = router
@@ -52,6 +56,7 @@ class AnswerStream(Response):
         self._choices = choices
         self._form = form
         self._tokens = tokens
+        self._ends_with_timing = ends_with_timing
         self._patience_seconds = router.settings.router.stage_timeout_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -71,7 +76,7 @@ class AnswerStream(Response):
                 await TokenPump(self._run.request, way, self._frames, self._patience_seconds).run(self._tokens)
             else:
                 await self._by_messages(send)
-            last = self._form.end(self._usage())
+            last = self._timing() + self._form.end(self._usage())
         except TriptychError as error:
             failed = error
             name_image(error, self._run.request.prepared.image_params)
@@ -95,7 +100,12 @@ class AnswerStream(Response):
                 await send({"type": "http.response.body", "body": frames, "more_body": more})
 
     def _frames(self, tokens: Sequence[Token]) -> bytes:
-        return self._form.frames(self._choices.feed(tokens), self._usage()).encode()
+        frames = self._form.frames(self._choices.feed(tokens), self._usage()).encode()
+        self._run.request.timeline.respond()
+        return frames
+
+    def _timing(self) -> str:
+        return f": server-timing {server_timing(self._run.request.timeline)}\n\n" if self._ends_with_timing else ""
 
     def _usage(self) -> Usage:
         return usage_of(self._run.request, self._choices.completion_tokens)

@@ -9,6 +9,8 @@ TriptychError                  never raised itself
     ContextTooLong             400  prompt plus output exceed the model's context
     WrongContentType           415  the HTTP body says it is no JSON
     UnknownModel               404
+    TimelineNotFound           404  nobody of this key has asked that, or it has no timeline
+    TimelineExpired            410  others have come since, and their timelines are kept
     Unauthorized               401
     PermissionDenied           403  the key is good, and not for this
     MalformedRequest           400  no HTTP that we would read
@@ -110,6 +112,22 @@ class UnknownModel(RequestError):
     http_status = 404
     grpc_status = "NOT_FOUND"
     code = "model_not_found"
+
+
+class TimelineNotFound(RequestError):
+    """No request of this id, or one that the key may not look at."""
+
+    http_status = 404
+    grpc_status = "NOT_FOUND"
+    code = "timeline_not_found"
+
+
+class TimelineExpired(RequestError):
+    """A request whose timeline had to make room for later ones."""
+
+    http_status = 410
+    grpc_status = "NOT_FOUND"
+    code = "timeline_expired"
 
 
 class Unauthorized(RequestError):

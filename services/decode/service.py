@@ -14,7 +14,6 @@ from triptych.engine.loop import DecodeJob
 from triptych.errors import InternalError, InvalidRecord, TransferFailed, TriptychError
 from triptych.journey import RequestId, Token
 from triptych.multimodal.layout import verify_layout
-from triptych.pb import common_pb2
 from triptych.pb import decode_pb2 as pb
 from triptych.pb.decode_pb2_grpc import DecodeServicer, add_DecodeServicer_to_server
 from triptych.sampling import MOST_BRANCHES, Sampling
@@ -23,6 +22,7 @@ from triptych.services.decode.worker import DecodeWorker
 from triptych.services.faulty import passed_on, passing
 from triptych.services.guard import Door, deadline_of, first_part, split_key, streaming, unary, work_key
 from triptych.services.site import Language, Site
+from triptych.stages import StageSpan
 from triptych.transfer.faults import Faults
 
 
@@ -84,6 +84,7 @@ class DecodeService(DecodeServicer):
     @unary
     async def Decode(self, requests: AsyncIterator[pb.DecodeRequest], context: Any) -> pb.DecodeReply:
         start: pb.DecodeStart = await first_part(requests, "Decode")
+        arrived = time.monotonic()
         with self._door.inside(start.envelope, new_work=False):
             key = work_key(start.envelope)
             try:
@@ -93,14 +94,15 @@ class DecodeService(DecodeServicer):
                 first = await self._take_over(key, requests)
                 job = _job(key, start, sampling, first)
                 verify_layout(job.layout)
-                began = time.perf_counter()
+                began = time.monotonic()
                 await self._land(job)
                 await asyncio.to_thread(self._worker.start, job)
             except BaseException:
                 self._worker.cancel(key)
                 raise
-            seconds = time.perf_counter() - began
-            return pb.DecodeReply(times=[common_pb2.StageTime(stage="handover", seconds=seconds)])
+            now = time.monotonic()
+            times = wire.stage_times_to_pb([StageSpan("handover", began, now)], arrived)
+            return pb.DecodeReply(times=times, since_arrival=now - arrived)
 
     @streaming
     async def Attach(self, request: pb.AttachRequest, context: Any) -> AsyncIterator[pb.TokenBatch]:

@@ -1,6 +1,7 @@
 """Encoder rpcs: media in, one ref per item out, each as soon as it is ready."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,7 +14,6 @@ from triptych.engine.encoder_loop import EncodeJob, EncoderEngine, EncodeResult
 from triptych.errors import InvalidRecord, InvalidRequest, TransferFailed
 from triptych.journey import Item
 from triptych.multimodal.memfd import MemfdDescriptor, read_memfd
-from triptych.pb import common_pb2
 from triptych.pb import encoder_pb2 as pb
 from triptych.pb.encoder_pb2_grpc import EncoderServicer, add_EncoderServicer_to_server
 from triptych.services.encoder.worker import EncoderWorker
@@ -42,6 +42,7 @@ class EncoderService(EncoderServicer):
     @streaming
     async def Encode(self, requests: AsyncIterator[pb.EncodeRequest], context: Any) -> AsyncIterator[pb.EncodeReplies]:
         start: pb.EncodeStart = await first_part(requests, "Encode")
+        arrived = time.monotonic()
         with self._door.inside(start.envelope, new_work=True):
             await passing(self._faults, "encode.begin")
             key, deadline = work_key(start.envelope), deadline_of(start.envelope)
@@ -71,7 +72,7 @@ class EncoderService(EncoderServicer):
                     num_left -= len(ready)
                     told = [sent for result in ready for sent in await passed_on(self._faults, "encode.ref", result)]
                     if told:
-                        yield pb.EncodeReplies(replies=map(_reply, told))
+                        yield pb.EncodeReplies(replies=[_reply(result, arrived) for result in told])
                         await passing(self._faults, "encode.sent")
                     if error is not None:
                         raise error
@@ -184,11 +185,12 @@ async def _receive(
         results.put_nowait(error)
 
 
-def _reply(result: EncodeResult) -> pb.EncodeReply:
+def _reply(result: EncodeResult, arrived: float) -> pb.EncodeReply:
     reply = pb.EncodeReply(
         item_index=result.item_index,
-        times=[common_pb2.StageTime(stage=stage, seconds=seconds) for stage, seconds in result.times.items()],
+        times=wire.stage_times_to_pb(result.times, arrived),
         cached=result.cached,
+        since_arrival=time.monotonic() - arrived,
     )
     if result.ref is not None:
         reply.ref.CopyFrom(wire.embedding_ref_to_pb(result.ref))

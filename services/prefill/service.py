@@ -1,7 +1,8 @@
 """Prefill rpc: layout first, refs as they come; KV refs and the first tokens back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -11,7 +12,6 @@ from triptych.engine.loop import PrefillJob
 from triptych.errors import InternalError, InvalidRecord
 from triptych.journey import KVRef, RequestId
 from triptych.multimodal.layout import verify_layout
-from triptych.pb import common_pb2
 from triptych.pb import prefill_pb2 as pb
 from triptych.pb.prefill_pb2_grpc import PrefillServicer, add_PrefillServicer_to_server
 from triptych.sampling import MOST_BRANCHES
@@ -33,6 +33,7 @@ class PrefillService(PrefillServicer):
     @streaming
     async def Prefill(self, requests: AsyncIterator[pb.PrefillRequest], context: Any) -> AsyncIterator[pb.PrefillReply]:
         start: pb.PrefillStart = await first_part(requests, "Prefill")
+        arrived = time.monotonic()
         with self._door.inside(start.envelope, new_work=True):
             await passing(self._faults, "prefill.begin")
             job = _job(start)
@@ -51,7 +52,7 @@ class PrefillService(PrefillServicer):
                 while not finished:
                     there: tuple[list[PrefillEvent], BaseException | None] = await gathered(events, self._faults)
                     ready, error = there
-                    for reply in _replies([sent for event in ready for sent in await self._sent(event)]):
+                    for reply in _replies([sent for event in ready for sent in await self._sent(event)], arrived):
                         yield reply
                     finished = any(isinstance(event, FirstTokens) for event in ready)
                     if error is not None and not finished:
@@ -110,21 +111,21 @@ def _job(start: pb.PrefillStart) -> PrefillJob:
     )
 
 
-def _replies(events: Sequence[PrefillEvent]) -> Sequence[pb.PrefillReply]:
+def _replies(events: Sequence[PrefillEvent], arrived: float) -> Sequence[pb.PrefillReply]:
     """One message; more only where their order could not be read from it."""
     replies: list[pb.PrefillReply] = []
     before: PrefillEvent | None = None
     for event in events:
         in_order = isinstance(event, FirstTokens) or (isinstance(event, KVRef) and not isinstance(before, FirstTokens))
         if replies and in_order:
-            replies[-1].MergeFrom(_reply(event))
+            replies[-1].MergeFrom(_reply(event, arrived))
         else:
-            replies.append(_reply(event))
+            replies.append(_reply(event, arrived))
         before = event
     return replies
 
 
-def _reply(event: PrefillEvent) -> pb.PrefillReply:
+def _reply(event: PrefillEvent, arrived: float) -> pb.PrefillReply:
     if isinstance(event, Granted):
         window = event.window
         accepted = pb.Accepted(items=window.items, cached_tokens=window.cached_tokens, more=not window.last)
@@ -133,10 +134,11 @@ def _reply(event: PrefillEvent) -> pb.PrefillReply:
         return pb.PrefillReply(kv=[wire.kv_ref_to_pb(event)])
     if isinstance(event, FirstTokens):
         tokens = [wire.token_to_pb(token) for token in event.tokens]
-        times, cached_tokens = stage_times(event.times), event.cached_tokens
-        return pb.PrefillReply(first=pb.FirstTokens(tokens=tokens, times=times, cached_tokens=cached_tokens))
+        first = pb.FirstTokens(
+            tokens=tokens,
+            times=wire.stage_times_to_pb(event.times, arrived),
+            cached_tokens=event.cached_tokens,
+            since_arrival=time.monotonic() - arrived,
+        )
+        return pb.PrefillReply(first=first)
     raise InternalError(f"no reply for {type(event).__name__}")
-
-
-def stage_times(times: Mapping[str, float]) -> list[common_pb2.StageTime]:
-    return [common_pb2.StageTime(stage=stage, seconds=seconds) for stage, seconds in times.items()]

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,6 +13,7 @@ from triptych.journey import BlockRef, EmbeddingRef, KVRef, RequestId, Role, Sha
 from triptych.services.prefill.awaited import AwaitedRows
 from triptych.services.pull_pool import PullPool
 from triptych.services.site import KV_ARENA, Language, RoleWorker, Site
+from triptych.stages import StageSpan
 from triptych.transfer.checksum import checksum
 from triptych.transfer.leases import Claimed
 
@@ -33,7 +34,7 @@ class FirstTokens:
     """The prompt is computed; one token per branch."""
 
     tokens: tuple[Token, ...]
-    times: Mapping[str, float]
+    times: Sequence[StageSpan]
     cached_tokens: int  # of the prompt, whose KV was there already
 
 
@@ -50,7 +51,7 @@ class _Call:
     lease_seconds: float
     emit: Emit
     checksums: bool  # wanted of the KV, whatever the settings say
-    transfer_seconds: float = 0.0
+    transfers: list[StageSpan] = field(default_factory=list)
     awaited: AwaitedRows = field(init=False)  # under the worker's lock
 
     def __post_init__(self) -> None:
@@ -65,9 +66,9 @@ class _Call:
         if ref is not None:
             self.emit(ref)
 
-    def first_tokens(self, tokens: tuple[Token, ...], times: Mapping[str, float]) -> None:
+    def first_tokens(self, tokens: tuple[Token, ...], times: Sequence[StageSpan]) -> None:
         self.worker.forget(self.job.request_id)
-        self.emit(FirstTokens(tokens, {**times, "transfer": self.transfer_seconds}, self.awaited.cached_tokens))
+        self.emit(FirstTokens(tokens, (*times, *self.transfers), self.awaited.cached_tokens))
 
     def failed(self, error: TriptychError) -> None:
         self.worker.forget(self.job.request_id)
@@ -177,7 +178,7 @@ class PrefillWorker(RoleWorker):
 
     def _pull(self, call: _Call, item_index: int, ref: EmbeddingRef) -> None:
         key = call.job.request_id
-        began = time.perf_counter()
+        began = time.monotonic()
         try:
             into = self._engine.landing(key, item_index)
         except Exception as error:
@@ -186,7 +187,7 @@ class PrefillWorker(RoleWorker):
             return
         try:
             self._language.read_rows(ref, into, lambda: self._calls.get(key) is call)
-            call.transfer_seconds += time.perf_counter() - began
+            call.transfers.append(StageSpan("rows_transfer", began, time.monotonic(), item_index))
             self._engine.rows_landed(key, item_index)
         except Exception as error:
             self._fail(call, error)

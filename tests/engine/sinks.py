@@ -2,12 +2,13 @@
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from triptych.engine.jobs import Reserved, Window
 from triptych.errors import TriptychError
 from triptych.journey import BlockRef, RequestId, Token
+from triptych.stages import StageSpan
 
 PATIENCE_SECONDS = 30.0
 
@@ -34,7 +35,7 @@ class PromptSink:
         self.windows: list[Window] = []
         self.kv: list[KVReady] = []
         self.tokens: tuple[Token, ...] = ()
-        self.times: Mapping[str, float] = {}
+        self.times: Sequence[StageSpan] = ()
         self.error: TriptychError | None = None
         self.was_granted = threading.Event()
         self.has_ended = threading.Event()
@@ -59,7 +60,7 @@ class PromptSink:
         self.events.append("kv_ready")
         self.kv.append(KVReady(blocks, tokens_begin, tokens_end, last))
 
-    def first_tokens(self, tokens: tuple[Token, ...], times: Mapping[str, float]) -> None:
+    def first_tokens(self, tokens: tuple[Token, ...], times: Sequence[StageSpan]) -> None:
         self.events.append("first_tokens")
         self.tokens, self.times = tokens, times
         self._unseen.put(None)

@@ -96,8 +96,12 @@ def test_times_leave_out_what_was_over_before_the_job_came(desk: Desk) -> None:
     desk.board(1, b"b", now=5.0)
     flight.preprocess, flight.encode = (1.0, 3.0), (4.0, 8.0)
     early, late = flight.waiters.values()
-    assert early.times(9.0) == {"queue": 3.0, "preprocess": 2.0, "encode": 4.0}
-    assert late.times(9.0) == {"queue": 1.0, "preprocess": 0.0, "encode": 3.0}
+    told = [(span.stage, span.begin, span.end) for span in early.times(9.0)]
+    assert told == [
+        *(("encode_queue", 0.0, 1.0), ("preprocess", 1.0, 3.0), ("encode_queue", 3.0, 4.0)),
+        *(("encode", 4.0, 8.0), ("encode_queue", 8.0, 9.0)),
+    ]
+    assert [span[:3] for span in late.times(9.0)] == [("encode", 5.0, 8.0), ("encode_queue", 8.0, 9.0)]
 
 
 def test_what_decides_does_not_load_torch() -> None:

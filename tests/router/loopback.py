@@ -5,6 +5,7 @@ Tests steer it by its attributes: what it fails with, what it waits for; and rea
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tests.router.loopback_prefill import BLOCK_SIZE, LoopbackPrefill, refuse, token_of
+from tests.router.loopback_prefill import BLOCK_SIZE, LoopbackPrefill, refuse, token_of, told
 from triptych import wire
 from triptych.errors import Draining, InvalidRecord, Overloaded, TriptychError, WrongIncarnation
 from triptych.journey import (
@@ -213,6 +214,7 @@ class _Encoder(encoder_pb2_grpc.EncoderServicer):
     async def Encode(self, requests: AsyncIterator[encoder_pb2.EncodeRequest], context: Any) -> AsyncIterator[Any]:
         worker = self._worker
         start = (await anext(requests)).start
+        arrived = time.monotonic()
         await worker.admit(start.envelope, context)
         worker.log.append(f"encode {','.join(str(item.index) for item in start.items)}")
         await worker.gate.wait()
@@ -237,7 +239,7 @@ class _Encoder(encoder_pb2_grpc.EncoderServicer):
             item = wire.item_from_pb(message)
             worker.digests.add(item.digest)
             failure = worker.fail_item.pop(item.index, None)
-            reply = encoder_pb2.EncodeReply(item_index=item.index)
+            reply = encoder_pb2.EncodeReply(item_index=item.index, **told(arrived, "encode", item.index))
             if failure is not None:
                 reply.failure.CopyFrom(wire.failure_to_pb(failure))
             else:
@@ -267,7 +269,7 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
         self._worker = worker
 
     async def Reserve(self, request: decode_pb2.ReserveRequest, context: Any) -> decode_pb2.ReserveReply:
-        worker, envelope = self._worker, request.envelope
+        worker, envelope, arrived = self._worker, request.envelope, time.monotonic()
         await worker.admit(envelope, context)
         assert envelope.router_id in worker._routers, "a router attaches before it reserves"
         worker.log.append(f"reserve {request.prompt_tokens}+{request.max_tokens}x{request.branches}")
@@ -277,11 +279,13 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
             await refuse(context, Overloaded("no room before the deadline"))
         worker._reserved[envelope.request_id, envelope.attempt] = envelope.router_id
         worker.reserves.append(request)
-        return decode_pb2.ReserveReply(reserved_blocks=1, cached_tokens=worker.kv_here)
+        seconds = time.monotonic() - arrived
+        return decode_pb2.ReserveReply(reserved_blocks=1, queue_seconds=seconds, cached_tokens=worker.kv_here)
 
     async def Decode(self, requests: AsyncIterator[decode_pb2.DecodeRequest], context: Any) -> decode_pb2.DecodeReply:
         worker = self._worker
         start = (await anext(requests)).start
+        arrived = time.monotonic()
         await worker.check(start.envelope, context)
         key = start.envelope.request_id, start.envelope.attempt
         try:
@@ -292,7 +296,7 @@ class _Decode(decode_pb2_grpc.DecodeServicer):
         router_id = worker._reserved[key]
         worker.log.append(f"decode after {len(wire.tokens_from_bytes(start.generated)) + 1}")
         worker._decoding[key] = asyncio.create_task(self._generate(key, router_id, start, first))
-        return decode_pb2.DecodeReply()
+        return decode_pb2.DecodeReply(**told(arrived, "handover"))
 
     async def Attach(self, request: decode_pb2.AttachRequest, context: Any) -> AsyncIterator[decode_pb2.TokenBatch]:
         await self._worker.check(request.envelope, context)

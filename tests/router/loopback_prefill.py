@@ -1,5 +1,6 @@
 """The prefill half of a loopback worker: windows granted, refs counted, KV that is only said to be there."""
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ from triptych.errors import TriptychError
 from triptych.journey import BlockRef, Item, KVRef, Layout, Shard, Token, new_claim_id
 from triptych.multimodal.layout import verify_layout
 from triptych.pb import common_pb2, prefill_pb2, prefill_pb2_grpc
+from triptych.stages import StageSpan
 
 if TYPE_CHECKING:
     from tests.router.loopback import LoopbackWorker
@@ -24,6 +26,13 @@ async def refuse(context: Any, error: TriptychError) -> None:
     await context.abort(wire.status_code(error), error.message, wire.failure_trailer(error))
 
 
+def told(arrived: float, stage: str, item: int = -1) -> dict[str, Any]:
+    """What a reply says of where its time went: all of it in one stage."""
+    now = time.monotonic()
+    times = wire.stage_times_to_pb([StageSpan(stage, arrived, now, item)], arrived)
+    return {"times": times, "since_arrival": now - arrived}
+
+
 class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
     """Steered by its worker's attributes."""
 
@@ -33,6 +42,7 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
     async def Prefill(self, requests: AsyncIterator[prefill_pb2.PrefillRequest], context: Any) -> AsyncIterator[Any]:
         worker = self._worker
         start = (await anext(requests)).start
+        arrived = time.monotonic()
         await worker.admit(start.envelope, context)
         layout = wire.layout_from_pb(start.layout)
         verify_layout(layout)
@@ -57,7 +67,7 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
             yield prefill_pb2.PrefillReply(kv=refs)
             refs.clear()
         tokens = [self._first(start, branch, len(generated)) for branch in range(start.branches)]
-        first = prefill_pb2.FirstTokens(tokens=tokens, cached_tokens=cached_tokens)
+        first = prefill_pb2.FirstTokens(tokens=tokens, cached_tokens=cached_tokens, **told(arrived, "prefill"))
         yield prefill_pb2.PrefillReply(kv=refs, first=first)
         if worker.fail_prefill_late:
             await worker.late_gate.wait()

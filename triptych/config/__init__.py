@@ -1,7 +1,7 @@
 """Settings: one frozen object per process. File, then environment, then flags; a typed value comes out.
 
-A TOML file has one table per dataclass below (`[serve]`, `[router]`, `[encoder]`, `[language]`, `[transfer]`,
-`[slo]`);
+A TOML file has one table per dataclass below (`[serve]`, `[router]`, `[encoder]`, `[language]`, `[transfer]`, `[slo]`,
+`[observe]`);
 `TRIPTYCH_ROUTER_PORT=9000` overrides `[router] port`; command-line flags override both. Unknown names are errors.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from triptych.config.observe import ObserveSettings
 from triptych.config.router import RouterSettings
 from triptych.config.serve import PLACEMENTS, TOPOLOGIES, ServeSettings
 from triptych.config.sizes import CPU_KV_BYTES, GIB, MIB
@@ -34,6 +35,7 @@ __all__ = [
     "TRANSPORTS",
     "EncoderSettings",
     "LanguageSettings",
+    "ObserveSettings",
     "RouterSettings",
     "SLOSettings",
     "ServeSettings",
@@ -55,6 +57,7 @@ class Settings:
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
     language: LanguageSettings = field(default_factory=LanguageSettings)
     transfer: TransferSettings = field(default_factory=TransferSettings)
+    observe: ObserveSettings = field(default_factory=ObserveSettings)
     slo: SLOSettings = field(default_factory=SLOSettings)
 
 

@@ -18,7 +18,6 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from triptych.engine.encoder_jobs import EncodeJob, OnDone
 from triptych.engine.encoder_waiting import Rank
@@ -26,6 +25,7 @@ from triptych.engine.store_entry import Acquired, Entry
 from triptych.errors import InvariantViolation
 from triptych.journey import Item, RequestId
 from triptych.models.base import Prepared
+from triptych.stages import StageSpan
 
 
 class Phase(enum.Enum):
@@ -48,8 +48,6 @@ _MOVES: Mapping[Phase, tuple[Phase, ...]] = {
 _REQUESTS_REMEMBERED = 4096
 
 Span = tuple[float, float]  # begin and end, on time.monotonic
-
-NO_TIMES: Mapping[str, float] = MappingProxyType({"queue": 0.0, "preprocess": 0.0, "encode": 0.0})
 
 
 @dataclass(slots=True, eq=False)
@@ -83,12 +81,19 @@ class Waiter:
         """Whether another job had begun the flight."""
         return self.acquired is Acquired.JOINED
 
-    def times(self, now: float) -> dict[str, float]:
-        """Seconds in each stage as this job has seen them: what was over when it joined does not count."""
-        preprocess = _seconds(self.flight.preprocess, self.since)
-        encode = _seconds(self.flight.encode, self.since)
-        queue = max(0.0, now - self.since - preprocess - encode)
-        return {"queue": queue, "preprocess": preprocess, "encode": encode}
+    def times(self, now: float) -> tuple[StageSpan, ...]:
+        """The stages as this job has seen them: what was over when it joined does not count."""
+        item, at = self.job.item.index, self.since
+        spans: list[StageSpan] = []
+        for stage, (begin, end) in (("preprocess", self.flight.preprocess), ("encode", self.flight.encode)):
+            if end > at:
+                if begin > at:
+                    spans.append(StageSpan("encode_queue", at, begin, item))
+                spans.append(StageSpan(stage, max(at, begin), end, item))
+                at = end
+        if now > at or not spans:
+            spans.append(StageSpan("encode_queue", at, max(now, at), item))
+        return tuple(spans)
 
 
 class Flights:
@@ -247,5 +252,3 @@ class Flights:
         self.tokens[flight.phase] += sign * flight.item.encoder_tokens
 
 
-def _seconds(span: Span, since: float) -> float:
-    return max(0.0, span[1] - max(span[0], since))

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from mmap import mmap
 from typing import Protocol
@@ -10,6 +10,7 @@ from typing import Protocol
 from triptych.errors import InvalidRecord, TriptychError
 from triptych.journey import EmbeddingRef, Item, RequestId
 from triptych.models.base import Prepared
+from triptych.stages import StageSpan
 
 MediaBytes = bytes | bytearray | memoryview | mmap
 
@@ -38,14 +39,14 @@ class EncodeJob:
 class EncodeResult:
     """The one answer to a job: a ref with a claim of its own, or an error that names the job's item.
 
-    times: seconds this job spent in `queue`, `preprocess` and `encode`. On CUDA encode ends when the work has been
+    times: when this job was in `encode_queue`, `preprocess` and `encode`. On CUDA encode ends when the work has been
            queued on the device, which is when the ref may travel; the reader waits for the rest by its event.
     """
 
     item_index: int
     ref: EmbeddingRef | None
     error: TriptychError | None
-    times: Mapping[str, float]
+    times: Sequence[StageSpan]
     cached: bool  # the rows were there already, or another request's encode was joined
 
 
@@ -56,7 +57,7 @@ def for_item(error: TriptychError, item: Item) -> TriptychError:
     return own
 
 
-def failure(item: Item, error: TriptychError, times: Mapping[str, float], cached: bool) -> EncodeResult:
+def failure(item: Item, error: TriptychError, times: Sequence[StageSpan], cached: bool) -> EncodeResult:
     return EncodeResult(item.index, None, for_item(error, item), times, cached)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from triptych.engine.cache_control import CacheAction, CacheFound, control
 from triptych.engine.embedding_store import EmbeddingStore
-from triptych.engine.encoder_flights import NO_TIMES, Flight, Flights, Phase, Waiter
+from triptych.engine.encoder_flights import Flight, Flights, Phase, Waiter
 from triptych.engine.encoder_grants import Grants
 from triptych.engine.encoder_jobs import EncodeJob, EncodeResult, OnDone, failure
 from triptych.engine.encoder_runner import Written
@@ -26,6 +26,7 @@ from triptych.errors import (
 )
 from triptych.journey import Item, Modality, RequestId
 from triptych.models.base import Prepared
+from triptych.stages import StageSpan
 
 Answer = Callable[[OnDone, EncodeResult], None]
 
@@ -76,11 +77,11 @@ class EncoderLedger:
         try:
             entry, acquired = self._acquire(job.item)
         except TriptychError as error:
-            self._answer(on_done, failure(job.item, error, NO_TIMES, cached=False))
+            self._answer(on_done, failure(job.item, error, (), cached=False))
             return
         if acquired is Acquired.HIT:
             ref = self.grants.grant(job, entry)
-            self._answer(on_done, EncodeResult(job.item.index, ref, None, NO_TIMES, cached=True))
+            self._answer(on_done, EncodeResult(job.item.index, ref, None, _at_once(job, now), cached=True))
             return
         flight = self.flights.board(job, on_done, entry, acquired, now)
         if flight.phase is Phase.PREPARED:
@@ -251,6 +252,10 @@ class EncoderLedger:
     def _answer_failure(self, waiter: Waiter, error: TriptychError) -> None:
         times = waiter.times(time.monotonic())
         self._answer(waiter.on_done, failure(waiter.job.item, error, times, waiter.joined))
+
+
+def _at_once(job: EncodeJob, now: float) -> tuple[StageSpan, ...]:
+    return (StageSpan("encode_queue", now, now, job.item.index),)
 
 
 def _host_gauges(host: HostBooks | None) -> dict[str, float]:

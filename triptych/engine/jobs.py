@@ -1,13 +1,14 @@
 """What the engine is asked to do, and whom it tells: the vocabulary of its public methods."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from triptych.errors import Cancelled, ContextTooLong, InvalidRequest, LayoutMismatch, TriptychError
 from triptych.journey import BlockRef, Layout, RequestId, Token
 from triptych.sampling import MOST_BRANCHES, Sampling
+from triptych.stages import StageSpan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,8 +96,8 @@ class PrefillSink(Protocol):
         recorded now, on the current stream, completes when they are filled.
         """
 
-    def first_tokens(self, tokens: tuple[Token, ...], times: Mapping[str, float]) -> None:
-        """The end: one token per branch, and the seconds spent in each stage."""
+    def first_tokens(self, tokens: tuple[Token, ...], times: Sequence[StageSpan]) -> None:
+        """The end: one token per branch, and when the prompt was in each stage."""
 
     def failed(self, error: TriptychError) -> None:
         """The end, at any moment: everything but shared-out blocks has been freed."""

@@ -5,8 +5,7 @@ calls a sink itself. Not thread-safe: the engine calls it under its lock.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from triptych.engine.block_keys import BlockKeys, root_key
@@ -20,6 +19,9 @@ from triptych.errors import Cancelled, DeadlineExceeded, InternalError, Invarian
 from triptych.grammar.matcher import GrammarMatcher
 from triptych.journey import BlockRef, RequestId, Token
 from triptych.multimodal.rows import RowMap
+from triptych.stages import StageSpan
+
+_MOST_STEPS = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -32,14 +34,26 @@ class PrefillTask:
     arrived: float
     matcher: GrammarMatcher | None = None  # behind what was generated before
     admitted: float = math.nan
-    compute_seconds: float = 0.0  # of the steps it took part in
+    steps: list[tuple[float, float]] = field(default_factory=list)  # those that it took part in: begin and end
 
-    def times(self, now: float) -> Mapping[str, float]:
-        return {
-            "prefill_queue": self.admitted - self.arrived,
-            "prefill": now - self.admitted,
-            "prefill_compute": self.compute_seconds,
-        }
+    def add_step(self, begin: float, end: float) -> None:
+        """Of very many, the last ones count as one."""
+        if len(self.steps) < _MOST_STEPS:
+            self.steps.append((begin, end))
+        else:
+            self.steps[-1] = (self.steps[-1][0], end)
+
+    def times(self, now: float) -> tuple[StageSpan, ...]:
+        spans = [StageSpan("prefill_queue", self.arrived, self.admitted)]
+        at = self.admitted
+        for begin, end in self.steps:
+            if begin > at:
+                spans.append(StageSpan("prefill_wait", at, begin))
+            spans.append(StageSpan("prefill", max(at, begin), end))
+            at = end
+        if now > at:
+            spans.append(StageSpan("prefill_wait", at, now))
+        return tuple(spans)
 
 
 class PrefillDesk:
@@ -109,8 +123,8 @@ class PrefillDesk:
         if announcement is not None:
             self._announce(self._tasks[request_id], announcement)
 
-    def add_compute_seconds(self, chunk: Chunk, seconds: float) -> None:
-        self._tasks[chunk.sequence.request_id].compute_seconds += seconds
+    def add_step(self, chunk: Chunk, begin: float, end: float) -> None:
+        self._tasks[chunk.sequence.request_id].add_step(begin, end)
 
     def job(self, request_id: RequestId) -> PrefillJob:
         return self._tasks[request_id].job

@@ -220,7 +220,7 @@ class Stepper:
         except Exception as error:
             self._fail(step.branches, step.parts, error)
         else:
-            self._count(step, drawn, time.monotonic() - max(step.began, self._last_end))
+            self._count(step, drawn, max(step.began, self._last_end))
             self._deliver()
         ended = time.monotonic()
         seconds, self._last_end = ended - max(step.began, self._last_end), ended
@@ -233,8 +233,9 @@ class Stepper:
             except Exception:
                 log.exception("a step's report was not taken")
 
-    def _count(self, step: _Step, drawn: Sequence[Drawn], seconds: float) -> None:
+    def _count(self, step: _Step, drawn: Sequence[Drawn], began: float) -> None:
         """Write a step's tokens into the books, and their news."""
+        ended = time.monotonic()
         results = iter(drawn)
         pairs = list(zip(step.branches, results, strict=False))
         with self._lock:
@@ -244,13 +245,13 @@ class Stepper:
             holds = self._scheduler.holds_branch
             self._decodes.publish([self._extend(branch, result) for branch, result in pairs if holds(branch)])
             for part in step.parts:
-                self._count_chunk(part, [next(results) for _ in part.draws], seconds)
+                self._count_chunk(part, [next(results) for _ in part.draws], began, ended)
 
-    def _count_chunk(self, part: _Part, drawn: Sequence[Drawn], seconds: float) -> None:
+    def _count_chunk(self, part: _Part, drawn: Sequence[Drawn], began: float, ended: float) -> None:
         chunk, sequence = part.chunk, part.chunk.sequence
         if not self._prefills.holds(sequence):
             return  # ended meanwhile
-        self._prefills.add_compute_seconds(chunk, seconds)
+        self._prefills.add_step(chunk, began, ended)
         if not all(math.isfinite(result.logprob) for result in drawn):
             self._end_prompt(chunk, _not_finite())
         elif chunk.is_last:

@@ -278,12 +278,16 @@ class Failure(_message.Message):
     def __init__(self, error: _Optional[str] = ..., message: _Optional[str] = ..., item_index: _Optional[int] = ..., code: _Optional[str] = ...) -> None: ...
 
 class StageTime(_message.Message):
-    __slots__ = ("stage", "seconds")
+    __slots__ = ("stage", "seconds", "begin", "item_index")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    ITEM_INDEX_FIELD_NUMBER: _ClassVar[int]
     stage: str
     seconds: float
-    def __init__(self, stage: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    begin: float
+    item_index: int
+    def __init__(self, stage: _Optional[str] = ..., seconds: _Optional[float] = ..., begin: _Optional[float] = ..., item_index: _Optional[int] = ...) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from triptych.pb import common_pb2 as triptych_dot_pb_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/pb/decode.proto\x12\x08triptych\x1a\x18triptych/pb/common.proto\"\xf1\x01\n\x0eReserveRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x10\n\x08\x62ranches\x18\x04 \x01(\r\x12\x10\n\x08lease_ms\x18\x05 \x01(\r\x12 \n\x06layout\x18\x06 \x01(\x0b\x32\x10.triptych.Layout\x12\x12\n\ncache_salt\x18\x07 \x01(\x0c\x12\x11\n\tgenerated\x18\x08 \x01(\x0c\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x0f\n\x07wait_ms\x18\n \x01(\r\"U\n\x0cReserveReply\x12\x17\n\x0freserved_blocks\x18\x01 \x01(\r\x12\x15\n\rqueue_seconds\x18\x02 \x01(\x01\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xb0\x01\n\x0b\x44\x65\x63odeStart\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12 \n\x06layout\x18\x02 \x01(\x0b\x32\x10.triptych.Layout\x12$\n\x08sampling\x18\x03 \x01(\x0b\x32\x12.triptych.Sampling\x12\x10\n\x08\x62ranches\x18\x04 \x01(\r\x12\x11\n\tgenerated\x18\x05 \x01(\x0c\x12\x0e\n\x06\x63hoice\x18\x06 \x01(\r\"{\n\rDecodeRequest\x12$\n\x05start\x18\x01 \x01(\x0b\x32\x15.triptych.DecodeStart\x12\x1b\n\x02kv\x18\x02 \x03(\x0b\x32\x0f.triptych.KVRef\x12\'\n\x05\x66irst\x18\x03 \x01(\x0b\x32\x18.triptych.FirstTokenList\"1\n\x0e\x46irstTokenList\x12\x1f\n\x06tokens\x18\x01 \x03(\x0b\x32\x0f.triptych.Token\"1\n\x0b\x44\x65\x63odeReply\x12\"\n\x05times\x18\x01 \x03(\x0b\x32\x13.triptych.StageTime\"5\n\rAttachRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\"z\n\x0eSequenceTokens\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x1f\n\x06tokens\x18\x03 \x03(\x0b\x32\x0f.triptych.Token\x12\"\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x11.triptych.Failure\"9\n\nTokenBatch\x12+\n\tsequences\x18\x01 \x03(\x0b\x32\x18.triptych.SequenceTokens2\xbc\x01\n\x06\x44\x65\x63ode\x12;\n\x07Reserve\x12\x18.triptych.ReserveRequest\x1a\x16.triptych.ReserveReply\x12:\n\x06\x44\x65\x63ode\x12\x17.triptych.DecodeRequest\x1a\x15.triptych.DecodeReply(\x01\x12\x39\n\x06\x41ttach\x12\x17.triptych.AttachRequest\x1a\x14.triptych.TokenBatch0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18triptych/pb/decode.proto\x12\x08triptych\x1a\x18triptych/pb/common.proto\"\xf1\x01\n\x0eReserveRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x10\n\x08\x62ranches\x18\x04 \x01(\r\x12\x10\n\x08lease_ms\x18\x05 \x01(\r\x12 \n\x06layout\x18\x06 \x01(\x0b\x32\x10.triptych.Layout\x12\x12\n\ncache_salt\x18\x07 \x01(\x0c\x12\x11\n\tgenerated\x18\x08 \x01(\x0c\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x0f\n\x07wait_ms\x18\n \x01(\r\"U\n\x0cReserveReply\x12\x17\n\x0freserved_blocks\x18\x01 \x01(\r\x12\x15\n\rqueue_seconds\x18\x02 \x01(\x01\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xb0\x01\n\x0b\x44\x65\x63odeStart\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12 \n\x06layout\x18\x02 \x01(\x0b\x32\x10.triptych.Layout\x12$\n\x08sampling\x18\x03 \x01(\x0b\x32\x12.triptych.Sampling\x12\x10\n\x08\x62ranches\x18\x04 \x01(\r\x12\x11\n\tgenerated\x18\x05 \x01(\x0c\x12\x0e\n\x06\x63hoice\x18\x06 \x01(\r\"{\n\rDecodeRequest\x12$\n\x05start\x18\x01 \x01(\x0b\x32\x15.triptych.DecodeStart\x12\x1b\n\x02kv\x18\x02 \x03(\x0b\x32\x0f.triptych.KVRef\x12\'\n\x05\x66irst\x18\x03 \x01(\x0b\x32\x18.triptych.FirstTokenList\"1\n\x0e\x46irstTokenList\x12\x1f\n\x06tokens\x18\x01 \x03(\x0b\x32\x0f.triptych.Token\"H\n\x0b\x44\x65\x63odeReply\x12\"\n\x05times\x18\x01 \x03(\x0b\x32\x13.triptych.StageTime\x12\x15\n\rsince_arrival\x18\x02 \x01(\x01\"5\n\rAttachRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\"z\n\x0eSequenceTokens\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x1f\n\x06tokens\x18\x03 \x03(\x0b\x32\x0f.triptych.Token\x12\"\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x11.triptych.Failure\"9\n\nTokenBatch\x12+\n\tsequences\x18\x01 \x03(\x0b\x32\x18.triptych.SequenceTokens2\xbc\x01\n\x06\x44\x65\x63ode\x12;\n\x07Reserve\x12\x18.triptych.ReserveRequest\x1a\x16.triptych.ReserveReply\x12:\n\x06\x44\x65\x63ode\x12\x17.triptych.DecodeRequest\x1a\x15.triptych.DecodeReply(\x01\x12\x39\n\x06\x41ttach\x12\x17.triptych.AttachRequest\x1a\x14.triptych.TokenBatch0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,13 +43,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FIRSTTOKENLIST']._serialized_start=699
   _globals['_FIRSTTOKENLIST']._serialized_end=748
   _globals['_DECODEREPLY']._serialized_start=750
-  _globals['_DECODEREPLY']._serialized_end=799
-  _globals['_ATTACHREQUEST']._serialized_start=801
-  _globals['_ATTACHREQUEST']._serialized_end=854
-  _globals['_SEQUENCETOKENS']._serialized_start=856
-  _globals['_SEQUENCETOKENS']._serialized_end=978
-  _globals['_TOKENBATCH']._serialized_start=980
-  _globals['_TOKENBATCH']._serialized_end=1037
-  _globals['_DECODE']._serialized_start=1040
-  _globals['_DECODE']._serialized_end=1228
+  _globals['_DECODEREPLY']._serialized_end=822
+  _globals['_ATTACHREQUEST']._serialized_start=824
+  _globals['_ATTACHREQUEST']._serialized_end=877
+  _globals['_SEQUENCETOKENS']._serialized_start=879
+  _globals['_SEQUENCETOKENS']._serialized_end=1001
+  _globals['_TOKENBATCH']._serialized_start=1003
+  _globals['_TOKENBATCH']._serialized_end=1060
+  _globals['_DECODE']._serialized_start=1063
+  _globals['_DECODE']._serialized_end=1251
 # @@protoc_insertion_point(module_scope)

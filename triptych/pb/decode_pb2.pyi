@@ -74,10 +74,12 @@ class FirstTokenList(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[_Union[_common_pb2.Token, _Mapping]]] = ...) -> None: ...
 
 class DecodeReply(_message.Message):
-    __slots__ = ("times",)
+    __slots__ = ("times", "since_arrival")
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    SINCE_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     times: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTime]
-    def __init__(self, times: _Optional[_Iterable[_Union[_common_pb2.StageTime, _Mapping]]] = ...) -> None: ...
+    since_arrival: float
+    def __init__(self, times: _Optional[_Iterable[_Union[_common_pb2.StageTime, _Mapping]]] = ..., since_arrival: _Optional[float] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("envelope",)

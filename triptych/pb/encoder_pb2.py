@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from triptych.pb import common_pb2 as triptych_dot_pb_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19triptych/pb/encoder.proto\x12\x08triptych\x1a\x18triptych/pb/common.proto\"1\n\x05Memfd\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\n\n\x02\x66\x64\x18\x03 \x01(\r\"_\n\x0bMediaSource\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x1e\n\x05memfd\x18\x04 \x01(\x0b\x32\x0f.triptych.Memfd\"9\n\nMediaChunk\x12\r\n\x05media\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x8a\x01\n\x0b\x45ncodeStart\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12\x1d\n\x05items\x18\x02 \x03(\x0b\x32\x0e.triptych.Item\x12$\n\x05media\x18\x03 \x03(\x0b\x32\x15.triptych.MediaSource\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\"f\n\rEncodeRequest\x12&\n\x05start\x18\x01 \x01(\x0b\x32\x15.triptych.EncodeStartH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.triptych.MediaChunkH\x00\x42\x06\n\x04part\"\xac\x01\n\x0b\x45ncodeReply\x12\x12\n\nitem_index\x18\x01 \x01(\r\x12%\n\x03ref\x18\x02 \x01(\x0b\x32\x16.triptych.EmbeddingRefH\x00\x12$\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.triptych.FailureH\x00\x12\"\n\x05times\x18\x04 \x03(\x0b\x32\x13.triptych.StageTime\x12\x0e\n\x06\x63\x61\x63hed\x18\x05 \x01(\x08\x42\x08\n\x06result\"7\n\rEncodeReplies\x12&\n\x07replies\x18\x01 \x03(\x0b\x32\x15.triptych.EncodeReply\"\xb5\x01\n\x0c\x43\x61\x63heRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12-\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x1d.triptych.CacheRequest.Action\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x0c\"?\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x07\n\x03PIN\x10\x01\x12\t\n\x05UNPIN\x10\x02\x12\t\n\x05\x43LEAR\x10\x03\".\n\nCacheReply\x12\r\n\x05items\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\"\x83\x01\n\x0f\x44\x65scribeRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12$\n\x08modality\x18\x02 \x01(\x0e\x32\x12.triptych.Modality\x12$\n\x05media\x18\x03 \x01(\x0b\x32\x15.triptych.MediaSource\"\x93\x01\n\rDescribeReply\x12\r\n\x05width\x18\x01 \x01(\r\x12\x0e\n\x06height\x18\x02 \x01(\r\x12\x0e\n\x06\x66rames\x18\x03 \x01(\r\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x1c\n\x04grid\x18\x05 \x01(\x0b\x32\x0e.triptych.Grid\x12\x16\n\x0e\x65ncoder_tokens\x18\x06 \x01(\r\x12\x0c\n\x04rows\x18\x07 \x01(\r2\xc0\x01\n\x07\x45ncoder\x12>\n\x08\x44\x65scribe\x12\x19.triptych.DescribeRequest\x1a\x17.triptych.DescribeReply\x12>\n\x06\x45ncode\x12\x17.triptych.EncodeRequest\x1a\x17.triptych.EncodeReplies(\x01\x30\x01\x12\x35\n\x05\x43\x61\x63he\x12\x16.triptych.CacheRequest\x1a\x14.triptych.CacheReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19triptych/pb/encoder.proto\x12\x08triptych\x1a\x18triptych/pb/common.proto\"1\n\x05Memfd\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\n\n\x02\x66\x64\x18\x03 \x01(\r\"_\n\x0bMediaSource\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x1e\n\x05memfd\x18\x04 \x01(\x0b\x32\x0f.triptych.Memfd\"9\n\nMediaChunk\x12\r\n\x05media\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x8a\x01\n\x0b\x45ncodeStart\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12\x1d\n\x05items\x18\x02 \x03(\x0b\x32\x0e.triptych.Item\x12$\n\x05media\x18\x03 \x03(\x0b\x32\x15.triptych.MediaSource\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\"f\n\rEncodeRequest\x12&\n\x05start\x18\x01 \x01(\x0b\x32\x15.triptych.EncodeStartH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.triptych.MediaChunkH\x00\x42\x06\n\x04part\"\xc3\x01\n\x0b\x45ncodeReply\x12\x12\n\nitem_index\x18\x01 \x01(\r\x12%\n\x03ref\x18\x02 \x01(\x0b\x32\x16.triptych.EmbeddingRefH\x00\x12$\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.triptych.FailureH\x00\x12\"\n\x05times\x18\x04 \x03(\x0b\x32\x13.triptych.StageTime\x12\x0e\n\x06\x63\x61\x63hed\x18\x05 \x01(\x08\x12\x15\n\rsince_arrival\x18\x06 \x01(\x01\x42\x08\n\x06result\"7\n\rEncodeReplies\x12&\n\x07replies\x18\x01 \x03(\x0b\x32\x15.triptych.EncodeReply\"\xb5\x01\n\x0c\x43\x61\x63heRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12-\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x1d.triptych.CacheRequest.Action\x12\x0f\n\x07\x64igests\x18\x03 \x03(\x0c\"?\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x07\n\x03PIN\x10\x01\x12\t\n\x05UNPIN\x10\x02\x12\t\n\x05\x43LEAR\x10\x03\".\n\nCacheReply\x12\r\n\x05items\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\"\x83\x01\n\x0f\x44\x65scribeRequest\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12$\n\x08modality\x18\x02 \x01(\x0e\x32\x12.triptych.Modality\x12$\n\x05media\x18\x03 \x01(\x0b\x32\x15.triptych.MediaSource\"\x93\x01\n\rDescribeReply\x12\r\n\x05width\x18\x01 \x01(\r\x12\x0e\n\x06height\x18\x02 \x01(\r\x12\x0e\n\x06\x66rames\x18\x03 \x01(\r\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x1c\n\x04grid\x18\x05 \x01(\x0b\x32\x0e.triptych.Grid\x12\x16\n\x0e\x65ncoder_tokens\x18\x06 \x01(\r\x12\x0c\n\x04rows\x18\x07 \x01(\r2\xc0\x01\n\x07\x45ncoder\x12>\n\x08\x44\x65scribe\x12\x19.triptych.DescribeRequest\x1a\x17.triptych.DescribeReply\x12>\n\x06\x45ncode\x12\x17.triptych.EncodeRequest\x1a\x17.triptych.EncodeReplies(\x01\x30\x01\x12\x35\n\x05\x43\x61\x63he\x12\x16.triptych.CacheRequest\x1a\x14.triptych.CacheReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,19 +43,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENCODEREQUEST']._serialized_start=413
   _globals['_ENCODEREQUEST']._serialized_end=515
   _globals['_ENCODEREPLY']._serialized_start=518
-  _globals['_ENCODEREPLY']._serialized_end=690
-  _globals['_ENCODEREPLIES']._serialized_start=692
-  _globals['_ENCODEREPLIES']._serialized_end=747
-  _globals['_CACHEREQUEST']._serialized_start=750
-  _globals['_CACHEREQUEST']._serialized_end=931
-  _globals['_CACHEREQUEST_ACTION']._serialized_start=868
-  _globals['_CACHEREQUEST_ACTION']._serialized_end=931
-  _globals['_CACHEREPLY']._serialized_start=933
-  _globals['_CACHEREPLY']._serialized_end=979
-  _globals['_DESCRIBEREQUEST']._serialized_start=982
-  _globals['_DESCRIBEREQUEST']._serialized_end=1113
-  _globals['_DESCRIBEREPLY']._serialized_start=1116
-  _globals['_DESCRIBEREPLY']._serialized_end=1263
-  _globals['_ENCODER']._serialized_start=1266
-  _globals['_ENCODER']._serialized_end=1458
+  _globals['_ENCODEREPLY']._serialized_end=713
+  _globals['_ENCODEREPLIES']._serialized_start=715
+  _globals['_ENCODEREPLIES']._serialized_end=770
+  _globals['_CACHEREQUEST']._serialized_start=773
+  _globals['_CACHEREQUEST']._serialized_end=954
+  _globals['_CACHEREQUEST_ACTION']._serialized_start=891
+  _globals['_CACHEREQUEST_ACTION']._serialized_end=954
+  _globals['_CACHEREPLY']._serialized_start=956
+  _globals['_CACHEREPLY']._serialized_end=1002
+  _globals['_DESCRIBEREQUEST']._serialized_start=1005
+  _globals['_DESCRIBEREQUEST']._serialized_end=1136
+  _globals['_DESCRIBEREPLY']._serialized_start=1139
+  _globals['_DESCRIBEREPLY']._serialized_end=1286
+  _globals['_ENCODER']._serialized_start=1289
+  _globals['_ENCODER']._serialized_end=1481
 # @@protoc_insertion_point(module_scope)

@@ -61,18 +61,20 @@ class EncodeRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[EncodeStart, _Mapping]] = ..., chunk: _Optional[_Union[MediaChunk, _Mapping]] = ...) -> None: ...
 
 class EncodeReply(_message.Message):
-    __slots__ = ("item_index", "ref", "failure", "times", "cached")
+    __slots__ = ("item_index", "ref", "failure", "times", "cached", "since_arrival")
     ITEM_INDEX_FIELD_NUMBER: _ClassVar[int]
     REF_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     CACHED_FIELD_NUMBER: _ClassVar[int]
+    SINCE_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     item_index: int
     ref: _common_pb2.EmbeddingRef
     failure: _common_pb2.Failure
     times: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTime]
     cached: bool
-    def __init__(self, item_index: _Optional[int] = ..., ref: _Optional[_Union[_common_pb2.EmbeddingRef, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., times: _Optional[_Iterable[_Union[_common_pb2.StageTime, _Mapping]]] = ..., cached: bool = ...) -> None: ...
+    since_arrival: float
+    def __init__(self, item_index: _Optional[int] = ..., ref: _Optional[_Union[_common_pb2.EmbeddingRef, _Mapping]] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ..., times: _Optional[_Iterable[_Union[_common_pb2.StageTime, _Mapping]]] = ..., cached: bool = ..., since_arrival: _Optional[float] = ...) -> None: ...
 
 class EncodeReplies(_message.Message):
     __slots__ = ("replies",)

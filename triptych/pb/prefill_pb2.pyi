@@ -58,14 +58,16 @@ class Accepted(_message.Message):
     def __init__(self, items: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[int] = ..., more: bool = ...) -> None: ...
 
 class FirstTokens(_message.Message):
-    __slots__ = ("tokens", "times", "cached_tokens")
+    __slots__ = ("tokens", "times", "cached_tokens", "since_arrival")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[_common_pb2.Token]
     times: _containers.RepeatedCompositeFieldContainer[_common_pb2.StageTime]
     cached_tokens: int
-    def __init__(self, tokens: _Optional[_Iterable[_Union[_common_pb2.Token, _Mapping]]] = ..., times: _Optional[_Iterable[_Union[_common_pb2.StageTime, _Mapping]]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    since_arrival: float
+    def __init__(self, tokens: _Optional[_Iterable[_Union[_common_pb2.Token, _Mapping]]] = ..., times: _Optional[_Iterable[_Union[_common_pb2.StageTime, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., since_arrival: _Optional[float] = ...) -> None: ...
 
 class PrefillReply(_message.Message):
     __slots__ = ("accepted", "kv", "first")

@@ -41,6 +41,7 @@ from triptych.wire.layouts import (
     tokens_from_bytes,
     tokens_to_bytes,
 )
+from triptych.wire.times import stage_times_to_pb
 from triptych.wire.tokens import (
     sampling_from_pb,
     sampling_to_pb,
@@ -77,6 +78,7 @@ __all__ = [
     "run_to_pb",
     "sampling_from_pb",
     "sampling_to_pb",
+    "stage_times_to_pb",
     "status_code",
     "token_from_pb",
     "token_to_pb",
