@@ -19,6 +19,8 @@ from triptych.router.failures import nested
 from triptych.router.gate import Gate
 from triptych.router.models_list import add_models
 from triptych.router.openapi import describe
+from triptych.router.page.feed import OF_ADMIN_PORT, LiveFeed
+from triptych.router.page.routes import add_page, is_of_page
 from triptych.router.posts import post_endpoints
 from triptych.router.probes import add_probes
 from triptych.router.router import Router
@@ -35,10 +37,11 @@ _BELOW_OPERATORS = "/admin/"
 
 @dataclass(frozen=True, slots=True)
 class Apps:
-    """main: its life is the router's. admin: for the admin port, where there is one"""
+    """main: its life is the router's. admin: for the admin port, if any. live: to be ended before a port closes"""
 
     main: ASGIApp
     admin: ASGIApp | None
+    live: LiveFeed
 
 
 def build_app(router: Router) -> ASGIApp:
@@ -54,7 +57,8 @@ def build_apps(router: Router, supervision: Supervision | None = None) -> Apps:
     posts, gate = post_endpoints(router), Gate(router)
     edge_options: dict[str, Any] = {"metrics": router.metrics, "gate": gate}
     quick = Edge(_Table(posts), **edge_options)
-    others = _build_others(router, gate, posts, edge_options, ScaleAdmin(router, supervision or Supervision()))
+    live = LiveFeed(router, gate)
+    others = _build_others(router, gate, posts, edge_options, ScaleAdmin(router, supervision or Supervision()), live)
     missing = Edge(_missing, **edge_options)
     has_admin_port = settings.admin_port > 0
 
@@ -69,11 +73,13 @@ def build_apps(router: Router, supervision: Supervision | None = None) -> Apps:
 
     async def admin(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        await (others if path in _PROBES or _is_of_operators(path) else missing)(scope, receive, send)
+        scope.setdefault("state", {})[OF_ADMIN_PORT] = True
+        is_here = path in _PROBES or _is_of_operators(path) or is_of_page(path)
+        await (others if is_here else missing)(scope, receive, send)
 
     main = AnthropicShape(front)
     origins = settings.cors_origins
-    return Apps(with_cors(main, origins) if origins else main, admin if has_admin_port else None)
+    return Apps(with_cors(main, origins) if origins else main, admin if has_admin_port else None, live)
 
 
 def _is_of_operators(path: str) -> bool:
@@ -100,6 +106,7 @@ def _build_others(
     posts: Mapping[str, ASGIApp],
     edge_options: Mapping[str, Any],
     scale: ScaleAdmin,
+    live: LiveFeed,
 ) -> FastAPI:
 
     @asynccontextmanager
@@ -120,6 +127,7 @@ def _build_others(
     _add_posts(app, posts)
     _add_admin(app, EmbeddingsAdmin(router, gate.has_key))
     _add_scale(app, scale)
+    add_page(app, live)
     app.openapi = describe(app)  # type: ignore[method-assign]  # as the framework's manual has it
     return app
 

@@ -38,12 +38,13 @@ REQUEST_ID_HEADER = "x-request-id"
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 _GUARDED = ("/v1/", "/tokenize", "/detokenize", "/admin/")
 _OF_OPERATORS = ("/admin/", "/v1/cluster")
+_FOR_EACH_HIS_OWN = frozenset({"/v1/cluster/live"})  # tells whoever asks what he may see
 _COUNTED = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
         *("/v1/models", "/tokenize", "/detokenize", "/health", "/ready", "/live", "/version", "/metrics"),
         *("/admin/embeddings/warm", "/admin/embeddings/pin", "/admin/embeddings/unpin", "/admin/embeddings/clear"),
-        *("/v1/cluster", "/admin/scale", "/admin/role"),
+        *("/", "/v1/cluster", "/v1/cluster/live", "/admin/scale", "/admin/role"),
     }
 )
 
@@ -132,7 +133,7 @@ class _Exchange:
         if not is_guarded:
             return
         if gate.has_keys:
-            of_operators = path.startswith(_OF_OPERATORS)
+            of_operators = path.startswith(_OF_OPERATORS) and path not in _FOR_EACH_HIS_OWN
             key = gate.admit(self._key)
             state["tenant"] = self._tenant = key.tenant
             state["is_admin"] = key.is_admin

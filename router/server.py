@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import uvicorn
@@ -135,7 +135,7 @@ class RouterServer:
         self._loop.set_default_executor(media_threads())
         self._router = Router(self.settings, self._card, self._workers, commons=self._commons, index=self._index)
         apps = build_apps(self._router, self._supervision)
-        self._server = _Server(self._config(apps.main, "on"), self._ready, self._acceptor)
+        self._server = _Server(self._config(apps.main, "on"), self._ready, self._acceptor, lambda: apps.live.end(False))
         if apps.admin is None or self._admin_listener is None:
             await self._server.serve(sockets=[listener])
             return
@@ -144,6 +144,7 @@ class RouterServer:
         try:
             await self._server.serve(sockets=[listener])
         finally:
+            apps.live.end(True)
             admin.should_exit = True  # last: operators may watch how requests in flight come to an end
             await serving
 
@@ -169,8 +170,16 @@ class RouterServer:
 class _Server(uvicorn.Server):
     """Tells when it listens; shares its listener fairly where it has an acceptor."""
 
-    def __init__(self, config: uvicorn.Config, ready: threading.Event, acceptor: Acceptor | None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        ready: threading.Event,
+        acceptor: Acceptor | None,
+        ending: Callable[[], None],
+    ) -> None:
+        """ending: called ahead of waiting for the answers that are being written"""
         super().__init__(config)
+        self._ending = ending
         self._ready = ready
         self._acceptor = acceptor
 
@@ -184,6 +193,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._acceptor is not None:
             self._acceptor.stop()
+        self._ending()
         await super().shutdown(sockets)
 
     def _protocol(self) -> asyncio.Protocol:

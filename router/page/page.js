@@ -1,0 +1,93 @@
+// Where the parts of the page are told what the router says.
+
+import { Ask } from "./ask.js";
+import { count, plural, say } from "./draw.js";
+import { Feed, keepKey, key } from "./feed.js";
+import { Flow } from "./flow.js";
+import { Gauges } from "./gauges.js";
+import { Requests, showLegend } from "./requests.js";
+import { showChannels, Workers } from "./workers.js";
+
+const element = (id) => document.getElementById(id);
+
+const announce = (text) => say(element("said"), text);
+const workers = new Workers(announce);
+const flow = new Flow(element("triptych"), element("flow"), workers);
+const gauges = new Gauges(element("gauges"));
+const requests = new Requests(element("requests"), element("requests-empty"), element("requests-scale"));
+const ask = new Ask();
+let isFirst = true; // of this connection: what it tells has happened before
+
+showLegend(element("legend"));
+
+function heard(snapshot) {
+  snapshot.first = isFirst;
+  if (isFirst) {
+    requests.clear();
+    gauges.clear();
+    element("key").hidden = true;
+  }
+  isFirst = false;
+  say(element("model"), snapshot.model);
+  ask.model = snapshot.model;
+  if (workers.show(snapshot.workers)) flow.lay();
+  showChannels(snapshot.workers);
+  flow.show(snapshot);
+  requests.add(snapshot.recent);
+  ask.heard(snapshot.recent);
+  say(element("in-flight"), count(snapshot.num_running));
+  say(element("token-rate"), count(gauges.show(snapshot)));
+  showHealth(snapshot);
+  showWhere(snapshot);
+}
+
+function showHealth({ workers: all }) {
+  const missing = ["encode", "prefill", "decode"].filter(
+    (role) => !all.some((worker) => worker.state === "ready" && worker.roles.includes(role)),
+  );
+  const ready = all.filter((worker) => worker.state === "ready").length;
+  const health = element("health");
+  health.dataset.state = missing.length ? "down" : ready < all.length ? "partly" : "well";
+  const words = ready === all.length ? `All ${plural(ready, "worker")} ready` : `${ready} of ${plural(all.length, "worker")} ready`;
+  say(health, missing.length ? `${words}; no ${missing.join(", no ")}` : words);
+}
+
+function showWhere({ router, viewer, answers_here: answersHere }) {
+  const told = ["One snapshot a second, and one at each change."];
+  if (router.of > 1) told.push(`Requests are those of router ${router.number} of ${router.of}; workers are everybody’s.`);
+  if (viewer !== "operator") told.push("Load, and requests of others, are for operators.");
+  say(element("footing"), told.join(" "));
+  element("ask").hidden = !answersHere;
+  element("ask-elsewhere").hidden = answersHere;
+  element("forget").hidden = !key();
+}
+
+function lost(why) {
+  isFirst = true;
+  element("health").dataset.state = "lost";
+  say(element("health"), `No connection: ${why}`);
+}
+
+function refused(why) {
+  isFirst = true;
+  element("key").hidden = false;
+  element("forget").hidden = true;
+  element("health").dataset.state = "waiting";
+  say(element("health"), "Waiting for a key");
+  say(element("key-error"), key() ? why : "");
+  element("key-field").focus();
+}
+
+const feed = new Feed({ heard, lost, refused });
+
+element("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepKey(element("key-field").value.trim());
+  element("key-field").value = "";
+  feed.retry();
+});
+
+element("forget").addEventListener("click", () => {
+  keepKey("");
+  feed.retry();
+});
