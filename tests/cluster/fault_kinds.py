@@ -26,15 +26,15 @@ _WORK = {Role.ENCODE: "encoder_queued_items", Role.PREFILL: "prefill_requests", 
 @dataclass(frozen=True)
 class Struck:
     """at:          the moment
-    pids:        of the processes that go, and whose places others take
-    encoded:     items that encoders had encoded when they were struck, by pid
+    back:        each says whether what has gone is back, or another in its place; asked again and again until it is
+    encoded:     items that encoders had encoded when they were struck, by address
     lost_items:  whose rows have gone, so that they may have to be encoded again
-    settle:      called once others have taken the places
+    settle:      called once all is back
     """
 
     at: float
-    pids: Sequence[int] = ()
-    encoded: Mapping[int, int] = field(default_factory=dict)
+    back: Sequence[Callable[[], bool]] = ()
+    encoded: Mapping[str, int] = field(default_factory=dict)
     lost_items: int = 0
     settle: Sequence[Callable[[], None]] = ()
 
@@ -51,7 +51,6 @@ class Kind:
 
     name: str
     strike: Strike
-    of_router: bool = False
     may_break: bool = False
     retried: frozenset[str] = frozenset()
 
@@ -64,22 +63,33 @@ def _signal(role: Role, server: FaultServer, load: FaultLoad, *, number: int) ->
     worker, gauges = _busy(server, role)
     at = time.monotonic()
     os.kill(worker.pid, number)
-    return _struck(at, worker, gauges, (partial(_go_on, worker.pid),) if number == signal.SIGSTOP else ())
+    return _struck(at, server, worker, gauges, (partial(_go_on, worker.pid),) if number == signal.SIGSTOP else ())
 
 
 def _hang(role: Role, server: FaultServer, load: FaultLoad) -> Struck:
     """The device loop alone: everything else in the process goes on."""
     worker, _ = _busy(server, role)
     tracer = hang(worker.pid, partial(_answers, server, worker))
-    return _struck(time.monotonic(), worker, server.gauges(worker), (partial(_end, tracer),))
+    return _struck(time.monotonic(), server, worker, server.gauges(worker), (partial(_end, tracer),))
 
 
-def _struck(at: float, worker: Worker, gauges: Mapping[str, float], settle: Sequence[Callable[[], None]]) -> Struck:
+def _struck(
+    at: float,
+    server: FaultServer,
+    worker: Worker,
+    gauges: Mapping[str, float],
+    settle: Sequence[Callable[[], None]] = (),
+) -> Struck:
+    back = (partial(_replaced, server, worker),)
     if worker.role is not Role.ENCODE:
-        return Struck(at, (worker.pid,), settle=settle)
+        return Struck(at, back, settle=settle)
     # What is queued may be done, and claimed, by the time that it is struck.
     lost = int(gauges["encoder_claims"] + gauges["encoder_waiting_jobs"] + gauges["encoder_queued_items"])
-    return Struck(at, (worker.pid,), {worker.pid: int(gauges["encoder_items_encoded_total"])}, lost, settle)
+    return Struck(at, back, {worker.address: int(gauges["encoder_items_encoded_total"])}, lost, settle)
+
+
+def _replaced(server: FaultServer, worker: Worker) -> bool:
+    return worker.address not in {each.address for each in server.workers()}
 
 
 def _answers(server: FaultServer, worker: Worker) -> bool:
@@ -110,14 +120,20 @@ def _decode_behind_cleared_caches(server: FaultServer, load: FaultLoad) -> Struc
     worker, _ = _busy(server, Role.DECODE)
     at = time.monotonic()
     os.kill(worker.pid, signal.SIGKILL)
-    return Struck(at, (worker.pid,), lost_items=num_lost)
+    return Struck(at, (partial(_replaced, server, worker),), lost_items=num_lost)
 
 
 def _router(server: FaultServer, load: FaultLoad) -> Struck:
-    pid = server.router_pids()[0]
+    pids, since = server.router_pids(), server.log_length
+
+    def back() -> bool:
+        """As many as there were, the new one among them, and it has said that it listens."""
+        told = [line for line in server.log(since).splitlines() if line.startswith("router-")]
+        return pids[0] not in server.router_pids() and " ready" in "".join(told)
+
     at = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
-    return Struck(at, (pid,))
+    os.kill(pids[0], signal.SIGKILL)
+    return Struck(at, (back,))
 
 
 def _leave(server: FaultServer, load: FaultLoad) -> Struck:
@@ -130,8 +146,8 @@ def _together(strikes: Sequence[Strike], server: FaultServer, load: FaultLoad) -
     struck = [strike(server, load) for strike in strikes]
     return Struck(
         min(each.at for each in struck),
-        [pid for each in struck for pid in each.pids],
-        {pid: count for each in struck for pid, count in each.encoded.items()},
+        [back for each in struck for back in each.back],
+        {address: count for each in struck for address, count in each.encoded.items()},
         sum(each.lost_items for each in struck),
         [settle for each in struck for settle in each.settle],
     )
@@ -169,7 +185,7 @@ _CLEARED = Kind(
 KINDS = (
     Kind("nothing", _nothing),
     *(*_KILLED, *_STOPPED, *_HUNG, *_ASKED, _CLEARED),
-    Kind("router killed, one of two", _router, of_router=True, may_break=True),
+    Kind("router killed, one of two", _router, may_break=True),
     Kind("clients leave", _leave),
 )
 

@@ -63,13 +63,12 @@ class Row:
 def measure(server: FaultServer, kind: Kind, right: Right) -> Row:
     """The cluster is as before when it returns: all there, nothing asked."""
     since, retries, encoded = server.log_length, server.retries(), server.encoded()
-    routers = server.router_pids()
     with FaultLoad(server.url, server.headers, IN_FLIGHT, QUESTIONS) as load:
         server.wait(lambda: load.answered_since(0.0) >= IN_FLIGHT, "a steady load")
         before = len(load.asked) - len(load.in_flight())
         struck = kind.strike(server, load)
         in_flight = [each for each in load.asked[before:] if each.has_left or not each.ended_at]
-        ready_at = _wait_ready(server, kind, struck, routers)
+        ready_at = _wait_ready(server, struck)
         for settle in struck.settle:
             settle()
         server.wait(lambda: load.answered_since(ready_at) >= IN_FLIGHT, "answers as before")
@@ -97,25 +96,11 @@ def measure(server: FaultServer, kind: Kind, right: Right) -> Row:
     )
 
 
-def _wait_ready(server: FaultServer, kind: Kind, struck: Struck, routers: Sequence[int]) -> float:
+def _wait_ready(server: FaultServer, struck: Struck) -> float:
     """The moment from which everybody is there, others in the place of those that have gone."""
-    if not struck.pids:
-        return server.wait(server.all_ready, "ready workers")
-    since = server.log_length
-
-    def replaced() -> bool:
-        if kind.of_router:
-            return not set(struck.pids) & set(server.router_pids()) and len(server.router_pids()) == len(routers)
-        return not set(struck.pids) & {worker.pid for worker in server.workers()}
-
-    server.wait(replaced, "another process")
-    if kind.of_router:
-        server.wait(lambda: " ready" in "".join(_lines_of_routers(server, since)), "a router that answers")
+    for back in struck.back:
+        server.wait(back, "what takes the place of what has gone")
     return server.wait(server.all_ready, "ready workers")
-
-
-def _lines_of_routers(server: FaultServer, since: int) -> list[str]:
-    return [line for line in server.log(since).splitlines() if line.startswith("router-")]
 
 
 def _left_over(server: FaultServer, ended_at: float) -> list[str]:
@@ -139,11 +124,11 @@ def compared(asked: Sequence[Asked], right: Right) -> tuple[int, int]:
     return wrong, miscounted
 
 
-def _again(server: FaultServer, struck: Struck, asked: Sequence[Asked], since: int, before: Mapping[int, int]) -> int:
+def _again(server: FaultServer, struck: Struck, asked: Sequence[Asked], since: int, before: Mapping[str, int]) -> int:
     """Items that encoders have encoded, without those of the routers' self-tests, beyond one time each."""
     after = server.encoded()
     after |= struck.encoded
-    num_encoded = sum(count - before.get(pid, 0) for pid, count in after.items())
+    num_encoded = sum(count - before.get(address, 0) for address, count in after.items())
     num_asked = sum(len(each.question.pictures) for each in asked)
     return num_encoded - server.items_of_self_tests(since) - num_asked
 

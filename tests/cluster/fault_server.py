@@ -6,11 +6,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import grpc
 import httpx
@@ -70,10 +70,11 @@ class Worker:
 class FaultServer:
     """A context; it has ended, and all that it started, when the context has."""
 
-    def __init__(self, folder: Path, patience: Patience) -> None:
+    def __init__(self, folder: Path, patience: Patience, **serve: Any) -> None:
+        """serve: settings of that table on top of ours"""
         self.headers = {"authorization": f"Bearer {_KEY}"}
         config = folder / "settings.toml"
-        config.write_text(toml_of(_tables(patience)))
+        config.write_text(toml_of(_tables(patience, serve)))
         self._log_path = folder / "server.log"
         self._command = [sys.executable, "-c", _SERVE, str(patience.still), "serve", "--config", str(config)]
         self._membership = Membership(_SECRET)
@@ -84,10 +85,7 @@ class FaultServer:
         self.url = ""
 
     def __enter__(self) -> Self:
-        with self._log_path.open("w") as log:
-            self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._launch().readline()
         assert line.startswith("Triptych is ready on"), self._log_path.read_text()[-4000:]
         self.url = line.split()[4].removesuffix("/v1")
         return self
@@ -96,6 +94,16 @@ class FaultServer:
         for channel in self._channels.values():
             channel.close()
         self._http.close()
+        self._end()
+
+    def _launch(self) -> IO[str]:
+        """Starts it; what it prints."""
+        with self._log_path.open("w") as log:
+            self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    def _end(self) -> None:
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(LIVENESS_SECONDS)
@@ -152,9 +160,9 @@ class FaultServer:
     def gauges(self, worker: Worker) -> dict[str, float]:
         return {gauge.name: gauge.value for gauge in self._status(worker, check=False).gauges}
 
-    def encoded(self) -> dict[int, int]:
-        """Items that each encoder has encoded since it is there, by its pid."""
-        return {each.pid: int(self.gauges(each)["encoder_items_encoded_total"]) for each in self.of(Role.ENCODE)}
+    def encoded(self) -> dict[str, int]:
+        """Items that each encoder has encoded since it is there, by its address."""
+        return {each.address: int(self.gauges(each)["encoder_items_encoded_total"]) for each in self.of(Role.ENCODE)}
 
     def left_over(self) -> list[str]:
         """What some worker still holds, or which of its invariants does not hold."""
@@ -200,12 +208,12 @@ def _unless_gone() -> Iterator[None]:
         pass
 
 
-def _tables(patience: Patience) -> dict[str, dict[str, Any]]:
+def _tables(patience: Patience, more: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     each = dict.fromkeys(("encoders", "prefills", "decodes"), WORKERS_OF_EACH_TIER)
     serve: dict[str, Any] = {"topology": "e+p+d", "device": "cpu", "cpu_threads": 1, "ray": "local"}
     serve |= {"served_name": "m", "step_seconds": patience.step}
     return {
-        "serve": {**serve, **each, "routers": ROUTERS, "cluster_secret": _SECRET},
+        "serve": {**serve, **each, "routers": ROUTERS, "cluster_secret": _SECRET, **more},
         "router": {"port": 0, "api_key": _KEY, "status_timeout_seconds": patience.status},
         "encoder": {"arena_bytes": 32 * MIB},
         # No prefix cache: whoever goes on with a request needs its images' rows again.

@@ -8,6 +8,7 @@ wished for in Ray's own storage.
 import json
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -126,6 +127,8 @@ class DetachedCrew:
     def __init__(self, settings: Settings) -> None:
         """Attaches to the cluster of this name, or begins it. Raises ConfigError where that one has other settings."""
         self._server = secrets.token_hex(8)
+        self._actor: Any = None  # while Ray is away
+        self._asking = threading.Lock()  # no question is open when Ray is let go of
         attached = self._attach(settings)
         if attached.differences:
             raise ConfigError(
@@ -138,6 +141,29 @@ class DetachedCrew:
         self._view = View(settings.serve.topology, first_counts(settings.serve))
         self._heard_at = time.monotonic()
 
+    def part(self) -> None:
+        """Ray has gone: nothing is asked until `rejoin`. Waits for what is being asked, for seconds at most."""
+        with self._asking:
+            self._actor = None
+
+    def rejoin(self) -> bool:
+        """Whether the same crew is there in a Ray that is back; it may have been started again meanwhile."""
+        ends_at = time.monotonic() + _ATTACH_SECONDS
+        while time.monotonic() < ends_at:
+            try:
+                with self._asking:
+                    self._actor = ray.get_actor(_NAME)
+                self._view = self._ask("view")
+            except ValueError:
+                return False  # a Ray that remembers nothing: our workers have gone with the last one
+            except RayError:
+                time.sleep(_AGAIN_SECONDS)
+            else:
+                self._heard_at = time.monotonic()
+                self.last_news = self._view.news[-1][0] if self._view.news else -1
+                return True
+        return False
+
     def _attach(self, settings: Settings) -> Attached:
         """To the crew that there is, or a new one. Raises ClusterError where it does not answer."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
@@ -145,7 +171,7 @@ class DetachedCrew:
         options = {"name": _NAME, "lifetime": "detached", "get_if_exists": True, "scheduling_strategy": here}
         ends_at = time.monotonic() + _ATTACH_SECONDS
         while True:
-            self._actor: Any = actor_class.options(**options).remote(settings)
+            self._actor = actor_class.options(**options).remote(settings)
             try:
                 attached: Attached = self._ask("attach", settings, seconds=max(1.0, ends_at - time.monotonic()))
                 return attached
@@ -156,6 +182,8 @@ class DetachedCrew:
                 time.sleep(_AGAIN_SECONDS)
 
     def view(self) -> View:
+        if self._actor is None:
+            return self._view
         try:
             self._view = self._ask("view")
             self._heard_at = time.monotonic()
@@ -183,23 +211,31 @@ class DetachedCrew:
             self._ask("leave", may_end or self.is_new, seconds=_STOP_SECONDS)
         except ActorDiedError:
             pass  # with the cluster
-        except RayError as error:
+        except (RayError, ClusterError) as error:
             log.warning("the cluster was not ended: %s", error)
 
     def abandon(self) -> None:
         """Ray has gone, or this server's way to it: nobody can be told."""
 
     def _ask(self, method: str, *values: Any, seconds: float = _CALL_SECONDS) -> Any:
-        return ray.get(getattr(self._actor, method).remote(self._server, *values), timeout=seconds)
+        with self._asking:
+            return ray.get(getattr(self._there(), method).remote(self._server, *values), timeout=seconds)
 
     def _call(self, method: str, *values: Any) -> None:
         """Raises what the crew refuses with, as it is; ClusterError where it does not answer."""
         try:
-            ray.get(getattr(self._actor, method).remote(*values), timeout=_CALL_SECONDS)
+            with self._asking:
+                ray.get(getattr(self._there(), method).remote(*values), timeout=_CALL_SECONDS)
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
         except RayError as error:
             raise ClusterError(f"the cluster's supervisor does not answer; try again: {error}") from error
+
+    def _there(self) -> Any:
+        """Raises ClusterError while Ray is away."""
+        if self._actor is None:
+            raise ClusterError("Ray is away; requests go on, and workers are started again when it is back")
+        return self._actor
 
 
 def _recall(cluster: str) -> dict[str, Any] | None:

@@ -2,6 +2,9 @@
 
 import logging
 import os
+import socket
+import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -17,6 +20,10 @@ _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours goes through it
 _PRIVATE = "triptych_private"
 _STARTS = 3
 _LOG_LINES = 5
+# A raylet waits a minute for its head, and so does Ray's client in this process: both end then.
+_AWAY_SECONDS = 50.0
+_JOIN_SECONDS = 60.0  # a head's first, on a machine that starts everything at once
+_AGAIN_SECONDS = 0.5
 
 
 class RayRuntime:
@@ -38,6 +45,7 @@ class RayRuntime:
         self.started_here = False
         self._joined_here = False
         self._raylet: RayletWatch | None = None
+        self._address, self._gcs_address = address, ""
         self._show_logs = show_logs
         self._namespace = namespace
         if ray.is_initialized():
@@ -49,6 +57,7 @@ class RayRuntime:
     def watch(self) -> None:
         """From now on `is_gone` tells."""
         try:
+            self._gcs_address = ray.get_runtime_context().gcs_address
             self._raylet = RayletWatch()
         except OSError as error:  # of another user's, say
             log.warning("the end of Ray will be noticed late, as its process cannot be watched: %s", error)
@@ -57,6 +66,28 @@ class RayRuntime:
     def is_gone(self) -> bool:
         """Whether this node's part of Ray has ended, for good: whatever asks Ray from then on waits for a minute."""
         return self._raylet is not None and self._raylet.has_ended()
+
+    def rejoin(self, given_up: threading.Event) -> bool:
+        """Waits for Ray to be back where it was, and joins it, as `watch` left it. Whether it is.
+
+        Nothing of Ray may be called from the moment when it has gone until this returns.
+        """
+        ends_at = time.monotonic() + _AWAY_SECONDS
+        while not _listens(self._gcs_address):
+            if time.monotonic() > ends_at or given_up.wait(_AGAIN_SECONDS):
+                return False
+        self.close()
+        ends_at = time.monotonic() + _JOIN_SECONDS
+        while True:
+            try:
+                self._joined_here = self._join(self._address)
+                self.watch()
+                return True
+            except Exception as error:  # of no narrower class: its raylet comes behind its head
+                ray.shutdown()
+                if time.monotonic() > ends_at or given_up.wait(_AGAIN_SECONDS):
+                    log.warning("Ray is back, and does not let this server in: %s", error)
+                    return False
 
     def _start(self, num_actors: int) -> None:
         """Raises InternalError where Ray does not come up, with the end of its log."""
@@ -110,6 +141,15 @@ class RayRuntime:
         if self._joined_here:
             ray.shutdown()
             self._joined_here = False
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=_AGAIN_SECONDS):
+            return True
+    except OSError:
+        return False
 
 
 def _ray_children() -> set[psutil.Process]:

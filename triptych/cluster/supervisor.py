@@ -203,7 +203,7 @@ class Supervisor:
         assert self._crew is not None
         assert self._routers is not None
         while not self._done.wait(_POLL_SECONDS):
-            if self._runtime is not None and self._runtime.is_gone:
+            if self._runtime is not None and self._runtime.is_gone and not self._return():
                 self._progress("Ray has gone, and this server's workers with it")
                 self.lost.set()
                 return
@@ -214,6 +214,19 @@ class Supervisor:
                 return
             self._routers.update(view.addresses)
             self._join(view, self._routers)
+
+    def _return(self) -> bool:
+        """Whether Ray is back once its head was started again, and with it the workers. Routers need neither."""
+        crew, runtime = self._crew, self._runtime
+        if not isinstance(crew, DetachedCrew) or runtime is None:
+            return False
+        self._progress("Ray has gone; requests go on with the workers that there are")
+        crew.part()
+        if not (runtime.rejoin(self._done) and crew.rejoin()):
+            return False
+        self._told = min(self._told, crew.last_news)  # whoever keeps the workers may have begun to count again
+        self._progress("Ray is back, and whoever keeps the workers")
+        return True
 
     def _join(self, view: View, routers: RouterProcesses) -> frozenset[str]:
         """The ready workers that some router does not call ready yet."""
