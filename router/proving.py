@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _FIRST_WAIT_SECONDS = 0.5  # before workers that have failed are tried again; twice as long each time
 _LONGEST_WAIT_SECONDS = 30.0
 _ENCODE_SECONDS = 30.0, 60.0  # lease, and time limit
+TEST_SECONDS = 120.0  # for all of a self-test: a first one may wait for kernels that are compiled
+_AT_ONCE = 4  # self-tests under way, and as many of workers that requests wait for
 
 # The question, laid out under a salt of its own. Raises what makes it impossible here.
 Prepare = Callable[[str], Awaitable[Prepared]]
@@ -43,8 +45,10 @@ class _Unsure(Exception):
 class Course:
     """The workers that one self-test goes through, in the fleet's place."""
 
-    def __init__(self, links: Mapping[Role, WorkerLink]) -> None:
+    def __init__(self, links: Mapping[Role, WorkerLink], *, is_needed: bool) -> None:
+        """is_needed: a role of the worker that it is for has nobody else"""
         self.links = links
+        self.is_needed = is_needed
 
     @property
     def workers(self) -> Collection[WorkerLink]:
@@ -83,32 +87,57 @@ class Prover:
         self._right = tuple(known)
         self._sums: set[bytes] = set()  # of the picture's rows, of encoders that were let in
         self._strange: WeakSet[WorkerLink] = WeakSet()  # whose rows have another sum
+        self._under_way: dict[asyncio.Task[None], Course] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            course = self._next_course()
-            if course is not None:
-                await self._try(course)
-            else:
-                await self._fleet.wait_news(self._seconds_to_wait())
+        """Until cancelled. Some self-tests at once: a newcomer that takes its time holds up nobody else."""
+        try:
+            while True:
+                while (course := self._next_course()) is not None:
+                    self._under_way[asyncio.create_task(self._try(course))] = course
+                news = asyncio.create_task(self._fleet.wait_news(self._seconds_to_wait()))
+                try:
+                    done, _ = await asyncio.wait({news, *self._under_way}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    news.cancel()
+                for task in done - {news}:
+                    del self._under_way[task]
+        finally:
+            for task in self._under_way:
+                task.cancel()
+            await asyncio.gather(*self._under_way, return_exceptions=True)
 
     def _next_course(self) -> Course | None:
-        """Whoever has been tried least often comes first, together with others who wait, or else with proven ones."""
-        waiting = sorted(self._waiting(), key=lambda link: (link.trial.tries, link.worker_id))
+        """Whoever has a role that nobody is ready for comes first, then whoever has been tried least often."""
+        waiting = sorted(
+            self._waiting(), key=lambda link: (not self._is_needed(link), link.trial.tries, link.worker_id)
+        )
+        busy = {link for course in self._under_way.values() for link in course.workers}
         due = [link for link in waiting if link.trial.next_at <= self._now()]
-        return next(filter(None, (self._course_of(link, due) for link in due)), None)
+        free = [link for link in due if link not in busy and self._has_room(self._is_needed(link))]
+        return next(filter(None, (self._course_of(link, due, busy) for link in free)), None)
 
-    def _course_of(self, first: WorkerLink, due: Sequence[WorkerLink]) -> Course | None:
-        """None while a role that is needed has nobody."""
+    def _is_needed(self, link: WorkerLink) -> bool:
+        return not all(map(self._fleet.is_ready, link.roles))
+
+    def _has_room(self, is_needed: bool) -> bool:
+        """Whether one more may be under way; those that requests wait for never wait for the others."""
+        alike = sum(course.is_needed or not is_needed for course in self._under_way.values())
+        return alike < _AT_ONCE
+
+    def _course_of(self, first: WorkerLink, due: Sequence[WorkerLink], busy: Collection[WorkerLink]) -> Course | None:
+        """With proven workers, or else others who wait, whom another course may have as well.
+
+        None while a role that is needed has nobody.
+        """
         links = dict.fromkeys(first.roles, first)
         for role in self._needed(first) - first.roles:
-            others = [link for link in due if role in link.roles]
-            others += [link for link in self._fleet.links if link.takes(role)]
+            others = [link for link in self._fleet.links if link.takes(role)]
+            others += sorted((link for link in due if role in link.roles), key=lambda link: link in busy)
             if not others:
                 return None
             links[role] = others[0]
-        return Course(links)
+        return Course(links, is_needed=self._is_needed(first))
 
     def _needed(self, link: WorkerLink) -> set[Role]:
         """Roles that its test goes through.
@@ -132,7 +161,8 @@ class Prover:
     async def _try(self, course: Course) -> None:
         began = self._now()
         try:
-            await self._test(course)
+            async with asyncio.timeout(TEST_SECONDS):
+                await self._test(course)
         except (ContextTooLong, MediaTooLarge) as error:
             logger.warning("workers are let in untested, since no picture fits what they can hold: %s", error)
         except _Unsure as doubt:
@@ -140,6 +170,10 @@ class Prover:
             return
         except _Wrong as wrong:
             self._refuse(course, f"it gave a wrong answer: {wrong}")
+            return
+        except TimeoutError:
+            logger.warning("the self-test of %s was not through within %g s", course, TEST_SECONDS)
+            self._postpone(course, f"the self-test was not through within {TEST_SECONDS:g} s")
             return
         except TriptychError as error:
             logger.warning("the self-test of %s failed and will be tried again: %s", course, error)

@@ -11,6 +11,7 @@ from tests.router.loopback import LoopbackWorker
 from tests.router.serving import Served, picture, say, serving, tiers, until
 from triptych.errors import InternalError, MediaTooLarge
 from triptych.models.card import ModelCard, load_card
+from triptych.router import proving
 from triptych.router.self_test import FILE, NUM_TOKENS, known_answer
 
 pytestmark = pytest.mark.anyio
@@ -27,10 +28,12 @@ def wrong(card: ModelCard) -> Sequence[int]:
     return (right(card)[0], *[UNUSED_ID] * NUM_TOKENS)
 
 
-async def told(served: Served, workers: Sequence[LoopbackWorker]) -> None:
+async def told(served: Served, workers: Sequence[LoopbackWorker], *, hanging: bool = False) -> None:
     """Starts the workers and tells the router of them."""
     for worker in workers:
         await worker.start()
+        if hanging:
+            worker.gate.clear()
     served.workers += workers
     served.router.fleet.update([worker.known for worker in served.workers])
 
@@ -136,6 +139,33 @@ async def test_a_prefill_worker_that_comes_later_must_come_to_the_same_tokens(ca
         await told(served, [late])
         await until(lambda: states(served).get(late.worker_id) == "faulty")
         assert (await ready(served))[0] == 200
+
+
+async def test_a_newcomer_that_takes_its_time_holds_up_nobody_and_not_for_ever(
+    card: ModelCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers, slow = tiers(card, "e", "p", "d"), tiers(card, *["e"] * 6)
+    async with serving(card, self_test=True) as served:
+        for worker in [*workers, *slow]:
+            worker.says = right(card)
+        await told(served, workers)
+        await until(lambda: set(states(served).values()) == {"ready"})
+        for number, worker in enumerate(slow):
+            worker.worker_id = f"a-{number}"  # first in any order
+        await told(served, slow, hanging=True)
+        await until(lambda: sum(any("encode" in line for line in worker.log) for worker in slow) == 4)
+        await workers[2].restart()
+        served.router.fleet.update([worker.known for worker in served.workers])
+        await until(lambda: states(served)["d-2"] == "ready")
+        assert [states(served)[worker.worker_id] for worker in slow] == ["testing"] * 6
+    monkeypatch.setattr(proving, "TEST_SECONDS", 0.3)
+    (late,) = tiers(card, "epd")
+    async with serving(card, self_test=True) as served:
+        late.says = right(card)
+        await told(served, [late], hanging=True)
+        await until(lambda: served.router.fleet.links[0].reason == "the self-test was not through within 0.3 s")
+        late.gate.set()
+        await until(lambda: states(served)["epd-0"] == "ready")
 
 
 async def test_an_encoder_whose_rows_nobody_knows_is_tested_with_all_roles(card: ModelCard) -> None:
