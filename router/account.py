@@ -8,6 +8,7 @@ class Account:
     """Numbers of tokens, over all answers that the request asked for.
 
     error: class of what the last one failed with, though the status may have told success already
+    is_judged: whether an answer, or the want of one, was held against a class of service
     """
 
     model: str = ""
@@ -16,6 +17,7 @@ class Account:
     completion_tokens: int = 0
     cached_tokens: int = 0
     error: str = ""
+    is_judged: bool = False
 
     @property
     def num_tokens(self) -> int:

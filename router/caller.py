@@ -13,12 +13,14 @@ class Caller:
 
     request_id: what the client reads in x-request-id, and the log says
     account: where the edge has summed up what the request takes; None where nobody keeps account
+    service_class: what its answer is held against; empty where nobody does
     endpoint: the path that was asked
     """
 
     tenant: str = ""
     request_id: str = ""
     account: Account | None = field(default=None, compare=False)
+    service_class: str = field(default="", compare=False)
     endpoint: str = field(default="", compare=False)
 
 
@@ -27,7 +29,13 @@ NOBODY = Caller()
 
 def caller_of(scope: Scope) -> Caller:
     state = scope.get("state", {})
-    return Caller(state.get("tenant", ""), state.get("request_id", ""), state.get("account"), scope.get("path", ""))
+    return Caller(
+        state.get("tenant", ""),
+        state.get("request_id", ""),
+        state.get("account"),
+        state.get("service_class", ""),
+        scope.get("path", ""),
+    )
 
 
 def arrival_of(scope: Scope) -> float | None:

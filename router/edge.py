@@ -26,7 +26,9 @@ from triptych.errors import (
     Unauthorized,
 )
 from triptych.metrics import RouterMetrics
+from triptych.router import service_levels
 from triptych.router.account import Account
+from triptych.router.auth import Key
 from triptych.router.connection import FLAW_KEY
 from triptych.router.failures import error_body, error_headers, log_failure
 from triptych.router.gate import Gate
@@ -38,6 +40,7 @@ REQUEST_ID_HEADER = "x-request-id"
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 _GUARDED = ("/v1/", "/tokenize", "/detokenize", "/admin/")
 _OF_OPERATORS = ("/admin/", "/v1/cluster")
+_CLASS_HEADER = service_levels.HEADER.encode()
 _FOR_EACH_HIS_OWN = frozenset({"/v1/cluster/live"})  # tells whoever asks what he may see
 _COUNTED = frozenset(
     {
@@ -47,6 +50,8 @@ _COUNTED = frozenset(
         *("/", "/v1/cluster", "/v1/cluster/live", "/admin/scale", "/admin/role"),
     }
 )
+
+_GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 
 # Why a request was refused at the door, by the class of its error.
 _REASONS: Mapping[type[TriptychError], str] = {
@@ -95,11 +100,12 @@ class _Exchange:
         self._scope = scope
         self._receive = receive
         self._send = send
-        told, self._key = _told_in(scope)
+        told, self._key, self._told_class = _told_in(scope)
         self._id = told if _SANE_ID.fullmatch(told) else new_id()
         self._path: str = scope["path"]
         self._status = 0  # of the response, once it has started
         self._tenant = ""
+        self._class = ""  # of service, where an answer is generated
         self._meter: Meter | None = None
         self._account = Account()
         self._began = time.monotonic()
@@ -132,6 +138,7 @@ class _Exchange:
             raise flaw  # whoever asks whether we live is answered in any crowd
         if not is_guarded:
             return
+        key: Key | None = None
         if gate.has_keys:
             of_operators = path.startswith(_OF_OPERATORS) and path not in _FOR_EACH_HIS_OWN
             key = gate.admit(self._key)
@@ -141,6 +148,8 @@ class _Exchange:
                 raise PermissionDenied("this key may not ask what operators ask")
             if self._scope["method"] == "POST" and not of_operators:
                 self._meter = gate.enter(key.tenant)
+        if path in _GENERATING:
+            state["service_class"] = self._class = gate.service_class(self._told_class, key.slo if key else "")
 
     def _leave(self) -> None:
         gate = self._edge.gate
@@ -168,6 +177,7 @@ class _Exchange:
             raise error  # nothing can be added to a response; the server breaks the connection
         log_failure(self._id, error)
         self._edge.count_error(error)
+        self._edge.gate.refused(self._class, self._account, error)
         headers = dict(error_headers(error, self._edge.gate.seconds_until_room()))
         if isinstance(error, _CLOSING):
             headers["connection"] = "close"
@@ -183,9 +193,9 @@ def nested_response(status: int, body: Mapping[str, Any], headers: Mapping[str, 
     return JSONResponse(body, status_code=status, headers=dict(headers))
 
 
-def _told_in(scope: Scope) -> tuple[str, bytes]:
-    """The request's id and key, as the client tells them; empty where it does not. The first of each counts."""
-    request_id, key, other_key = "", b"", b""
+def _told_in(scope: Scope) -> tuple[str, bytes, str]:
+    """The request's id, key and class of service, as the client tells them, else empty. The first of each counts."""
+    request_id, key, other_key, service_class = "", b"", b"", ""
     for name, value in scope["headers"]:
         if name == b"x-request-id":
             request_id = request_id or value.decode("latin-1")
@@ -195,4 +205,6 @@ def _told_in(scope: Scope) -> tuple[str, bytes]:
                 key = key or rest.strip()
         elif name == b"x-api-key":
             other_key = other_key or value.strip()
-    return request_id, key or other_key
+        elif name == _CLASS_HEADER:
+            service_class = service_class or value.decode("latin-1").strip()
+    return request_id, key or other_key, service_class

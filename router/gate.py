@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from triptych.errors import ConfigError, Unauthorized
+from triptych.errors import ConfigError, TriptychError, Unauthorized
 from triptych.router.account import Account
 from triptych.router.auth import Key, KeyFile
 from triptych.router.limits import Limiter, Meter
@@ -28,7 +28,7 @@ class Gate:
         settings = router.settings
         self._router = router
         self._now = now
-        self._keys = KeyFile(settings.router)
+        self._keys = KeyFile(settings.router, settings.slo)
         self._limiter = Limiter(router.limit_books)
         self._limiter.update(self._keys.ring.limits_by_tenant)
         log_path = settings.router.usage_log
@@ -104,8 +104,19 @@ class Gate:
                 }
             )
 
+    def service_class(self, told: str, of_key: str = "") -> str:
+        """Name of the class of service: the header's, else the key's. Raises InvalidRequest where there is none."""
+        return self._router.books.levels.choose(told, of_key).name
+
+    def refused(self, service_class: str, account: Account, error: TriptychError) -> None:
+        """A question whose answer never began."""
+        if service_class and not account.is_judged:
+            account.is_judged = True
+            self._router.books.levels.failed(service_class, error)
+
     def _ended(self, ending: Ended) -> None:
         self._pace.ended(ending.request.timeline.since_start())
+        self._judge(ending)
         account = ending.caller.account
         if account is not None:
             usage = ending.usage
@@ -115,6 +126,18 @@ class Gate:
             account.completion_tokens += usage.completion_tokens
             account.cached_tokens += usage.cached_tokens
             account.error = type(ending.error).__name__ if ending.error is not None else ""
+
+    def _judge(self, ending: Ended) -> None:
+        levels, caller, seconds = self._router.books.levels, ending.caller, ending.seconds
+        if not caller.service_class:
+            return
+        if caller.account is not None:
+            caller.account.is_judged = True
+        if ending.error is None:
+            num_tokens = ending.usage.completion_tokens
+            levels.answered(caller.service_class, seconds.ttft, seconds.tpot, seconds.e2e, num_tokens)
+        else:
+            levels.failed(caller.service_class, ending.error)
 
     def _dropped(self, num_lines: int) -> None:
         self._router.metrics.count("triptych:usage_log_dropped_total", num_lines)

@@ -23,6 +23,8 @@ from triptych.router.model_set import FIRST, Common, ModelSet
 from triptych.router.prompt import PromptBuilder
 from triptych.router.recent import RecentRequests
 from triptych.router.request import Prepared, Request
+from triptych.router.request_figures import RequestSeconds
+from triptych.router.router_books import REFRESH_SECONDS, RouterBooks
 from triptych.router.schema import Chat
 from triptych.router.tasks import Background
 from triptych.router.threads import WorkThreads
@@ -69,18 +71,21 @@ class Router:
         self.serving = ModelSet(number, card, self.common, workers, media_by_memfd=media_by_memfd)
         self.sets = {number: self.serving}
         self.limit_books = commons.limits(index) if commons is not None else LimitBooks()
-        self.running = 0  # requests in flight
+        self.books = RouterBooks(settings, self.metrics, self.name)
+        self._refreshing: asyncio.Task[None] | None = None
         self.on_begin: list[Callable[[Run], None]] = []  # called for each, as the following
         observe = settings.observe
         self.recent = RecentRequests(observe.timelines, observe.timeline_bytes)
         self.on_end: list[Callable[[Ended], None]] = []  # called for each; must not raise, nor wait
-        self._worker_labels: set[tuple[str, str]] = set()
         self._background = Background()
 
     async def start(self) -> None:
         await self.serving.start()
+        self._refreshing = asyncio.create_task(self._refresh())
 
     async def stop(self) -> None:
+        if self._refreshing is not None:
+            self._refreshing.cancel()
         await asyncio.gather(*(each.stop() for each in self.sets.values()))
         await self._background.finish(within_seconds=_LAST_SECONDS)
         await self._fetcher.close()
@@ -158,14 +163,14 @@ class Router:
             holding.close()
             raise
         request.on_placed = on_placed
-        self._count_start(request.prepared)
+        self.books.began(request)
         self.recent.begin(request, caller.request_id, caller.tenant, caller.endpoint)
 
         def ended(run: Run, error: BaseException | None) -> None:
             holding.close()
             model_set.requests -= 1
-            self._count_end(request)
-            ending = Ended(caller, request, usage_of(request, run.completion_tokens()), error)
+            seconds = self.books.ended(request)
+            ending = Ended(caller, request, usage_of(request, run.completion_tokens()), error, seconds)
             self.recent.end(request, ending.usage, error)
             for tell in self.on_end:
                 tell(ending)
@@ -175,13 +180,26 @@ class Router:
             tell(run)
         return run
 
+    @property
+    def running(self) -> int:
+        """Requests in flight."""
+        return len(self.books.requests)
+
     def expose_metrics(self) -> bytes:
-        """The body of /metrics, workers as they are now."""
-        counts = sum((each.fleet.count_by_state() for each in self.sets.values()), Counter[tuple[str, str]]())
-        self._worker_labels.update(counts)
-        for worker_type, state in self._worker_labels:  # a state that nobody is in any more counts 0
-            self.metrics.set("triptych:workers", counts[worker_type, state], worker_type=worker_type, state=state)
+        """The body of /metrics, all of it as it is now."""
+        self.refresh_metrics()
         return self.metrics.expose()
+
+    def refresh_metrics(self) -> None:
+        """Gauges say how things stand now."""
+        workers = sum((each.fleet.count_by_state() for each in self.sets.values()), Counter[tuple[str, str]]())
+        self.books.refresh(workers)
+
+    async def _refresh(self) -> None:
+        """For the other routers of the server, any of which may be asked what all have to tell."""
+        while True:
+            self.refresh_metrics()
+            await asyncio.sleep(REFRESH_SECONDS)
 
     def _names(self, commons: Commons | None) -> Names:
         def changed(held: int) -> None:
@@ -190,20 +208,6 @@ class Router:
         if commons is not None:
             return commons.names(changed)
         return MediaNames(self.settings.router.media_names_bytes, changed)
-
-    def _count_start(self, prepared: Prepared) -> None:
-        self.running += 1
-        self.metrics.set("triptych:num_requests_running", self.running)
-        self.metrics.count("triptych:prompt_tokens_total", prepared.layout.num_tokens)
-        self.metrics.count("triptych:images_total", len(prepared.layout.items))
-
-    def _count_end(self, request: Request) -> None:
-        self.running -= 1
-        self.metrics.set("triptych:num_requests_running", self.running)
-        self.metrics.count("triptych:generation_tokens_total", sum(map(len, request.generated)))
-        self.metrics.observe("triptych:e2e_request_latency_seconds", request.timeline.since_start())
-        for stage, seconds in request.timeline.seconds.items():
-            self.metrics.observe("triptych:stage_duration_seconds", seconds, stage=stage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +222,7 @@ class Ended:
     request: Request
     usage: Usage
     error: BaseException | None
+    seconds: RequestSeconds
 
 
 class Run:

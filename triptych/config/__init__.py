@@ -57,8 +57,8 @@ class Settings:
     encoder: EncoderSettings = field(default_factory=EncoderSettings)
     language: LanguageSettings = field(default_factory=LanguageSettings)
     transfer: TransferSettings = field(default_factory=TransferSettings)
-    observe: ObserveSettings = field(default_factory=ObserveSettings)
     slo: SLOSettings = field(default_factory=SLOSettings)
+    observe: ObserveSettings = field(default_factory=ObserveSettings)
 
 
 Table = TypeVar("Table")
@@ -154,7 +154,7 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
         if not isinstance(parts, list | tuple):
             raise ConfigError(f"{key} is {_shown(key, value)}, expected a list, as [{_shown(key, value)}]")
         inner = typing.get_args(hint)[0]
-        if dataclasses.is_dataclass(inner):
+        if isinstance(inner, type) and dataclasses.is_dataclass(inner):
             return tuple(_table_of(key, inner, part) for part in parts)
         return tuple(
             _convert(key, inner, part.strip() if isinstance(part, str) else part) for part in parts if part != ""

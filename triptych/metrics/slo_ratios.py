@@ -29,7 +29,7 @@ def slo_ratios(families: Iterable[Family]) -> list[Family]:
         "slo_error_budget_remaining_ratio": {(slo,): 1 - burnt.get((slo, BUDGET_WINDOW), 0.0) for (slo,) in targets},
         "slo_goodput_per_worker": _per_worker(told),
     }
-    made = []
+    made: list[Family] = []
     for metric in SLO_RATIO_METRICS:
         family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
         for labels, value in found[metric.name.removeprefix(PREFIX)].items():
