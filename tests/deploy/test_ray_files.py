@@ -66,6 +66,13 @@ def test_every_ray_of_the_cluster_asks_for_the_token(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=NAMES)
+def test_workers_do_not_come_after_everything_else_on_their_node(file: Path) -> None:
+    starts = [command for command in all_commands(read(file)) if "ray start" in command]
+    assert len(starts) == 2
+    assert all("RAY_worker_niceness=0" in command for command in starts)
+
+
+@pytest.mark.parametrize("file", FILES, ids=NAMES)
 def test_the_dashboard_is_for_the_head_alone(file: Path) -> None:
     head = " ".join(read(file)["head_start_ray_commands"])
     assert "--dashboard-host=127.0.0.1" in head
