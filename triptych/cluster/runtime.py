@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import ray
+from ray.experimental.internal_kv import _internal_kv_get
 
 from triptych.cluster.raylet import RayletWatch
 from triptych.errors import ConfigError, InternalError
@@ -46,6 +47,7 @@ class RayRuntime:
         self._joined_here = False
         self._raylet: RayletWatch | None = None
         self._address, self._gcs_address = address, ""
+        self.may_return = False  # once `watch` was called: whether its head keeps what it knows
         self._show_logs = show_logs
         self._namespace = namespace
         if ray.is_initialized():
@@ -58,6 +60,7 @@ class RayRuntime:
         """From now on `is_gone` tells."""
         try:
             self._gcs_address = ray.get_runtime_context().gcs_address
+            self.may_return = _remembers()
             self._raylet = RayletWatch()
         except OSError as error:  # of another user's, say
             log.warning("the end of Ray will be noticed late, as its process cannot be watched: %s", error)
@@ -141,6 +144,12 @@ class RayRuntime:
         if self._joined_here:
             ray.shutdown()
             self._joined_here = False
+
+
+def _remembers() -> bool:
+    """Whether Ray's head keeps what it knows somewhere: it says so among its usage tags, which it always writes."""
+    storage = _internal_kv_get(b"extra_usage_tag_gcs_storage", namespace=b"usage_stats")
+    return storage in (b"rocksdb", b"redis")
 
 
 def _listens(address: str) -> bool:

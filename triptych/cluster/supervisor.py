@@ -218,7 +218,7 @@ class Supervisor:
     def _return(self) -> bool:
         """Whether Ray is back once its head was started again, and with it the workers. Routers need neither."""
         crew, runtime = self._crew, self._runtime
-        if not isinstance(crew, DetachedCrew) or runtime is None:
+        if not isinstance(crew, DetachedCrew) or runtime is None or not runtime.may_return:
             return False
         self._progress("Ray has gone; requests go on with the workers that there are")
         crew.part()
