@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from triptych.config import TOPOLOGIES
-from triptych.errors import TriptychError
+from triptych.errors import ConfigError, TriptychError
 
 COMMANDS = {
     "serve": "triptych.cluster.serve:run",
@@ -34,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(parsed)
     except TriptychError as error:
         print(f"triptych {parsed.command}: {error}", file=sys.stderr)
-        return 1
+        # To start again helps nobody whose settings cannot be; argparse ends with it, too.
+        return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
 

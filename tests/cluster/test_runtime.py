@@ -1,7 +1,10 @@
 """A Ray of our own, on machines where it takes its time."""
 
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,41 @@ import ray
 
 from triptych.cluster.runtime import RayRuntime
 from triptych.errors import InternalError
+
+
+@contextmanager
+def raylet(resources: str, address: str) -> Iterator[psutil.Process]:
+    """A process that looks like Ray's, of a Ray with these resources."""
+    words = ["/site/ray/raylet", "-c", "input()", f"--static_resource_list={resources}"]
+    words.append(f"python worker.py --gcs-address={address} --temp-dir=/tmp/ray")
+    with subprocess.Popen(words, executable=sys.executable, stdin=subprocess.PIPE) as process:
+        yield psutil.Process(process.pid)
+
+
+def test_a_ray_that_is_another_servers_own_is_never_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joining it only to see that hung where that server was about to end."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    asked: list[str] = []
+    monkeypatch.setattr(ray, "init", lambda **options: asked.append(options["address"]))
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        own = stack.enter_context(raylet("triptych_private,1,node:127.0.0.1,1.0,CPU,2", address))
+        ended = stack.enter_context(raylet("node:127.0.0.1,1.0,CPU,2", "127.0.0.1:1"))
+
+        def only(*processes: psutil.Process) -> None:
+            def them(attributes: list[str]) -> list[psutil.Process]:
+                for process in processes:
+                    process.info = process.as_dict(attributes)
+                return list(processes)
+
+            monkeypatch.setattr(psutil, "process_iter", them)
+
+        only(own, ended)
+        assert RayRuntime("auto").started_here
+        only(own, ended, stack.enter_context(raylet("node:127.0.0.1,1.0,CPU,2", address)))
+        assert not RayRuntime("auto").started_here
+    assert asked == ["local", address]
 
 
 class SlowRay:

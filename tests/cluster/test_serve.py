@@ -1,8 +1,11 @@
 """`triptych serve` where it cannot start."""
 
+import re
+import socket
 from pathlib import Path
 
 import pytest
+import ray
 
 from triptych.cli import main
 
@@ -15,7 +18,51 @@ def test_keys_that_cannot_be_read_are_one_clean_line_before_anything_is_started(
     if text is not None:
         file.write_text(text)
     monkeypatch.setenv("TRIPTYCH_ROUTER_API_KEYS_FILE", str(file))
-    assert main(["serve", "--port", "0"]) == 1
+    assert main(["serve", "--port", "0"]) == 2
     _, reason = capsys.readouterr().err.splitlines()  # behind the model's name
     assert reason.startswith("triptych serve: ")
     assert reason.count(str(file)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--kv-bytes", "100"], r"language.kv_bytes is 100, expected at least \d+, which is 2 blocks of 16 tokens"),
+        (["--gpu-share", "foo=0.2"], "serve.gpu_shares: 'foo' is no role of topology"),
+        (["--gpu-share", "foo=0.2", "--device", "cpu"], "serve.gpu_shares: 'foo' is no role of topology"),
+        (["--gpu-share", "encode=3"], r"serve.gpu_shares is 'encode=3', expected ROLE=SHARE, a share above 0"),
+        (["--device", "cuda"], "serve.device is 'cuda', but Ray sees no GPU; use --device cpu"),
+        (["--media-root", "/no/such"], "router.media_roots has '/no/such': No such file or directory, expected a fol"),
+        (["--chat-template", "/no/such"], "router.chat_template is '/no/such', which cannot be read: .*No such file"),
+        (
+            ["--chat-template", "TEMPLATE"],
+            "router.chat_template is '.*': .* template cannot be compiled",
+        ),
+        (["/no/such/model"], "serve.model is '/no/such/model': no such folder, expected one, a hub id or 'tiny-vl'"),
+        (["--port", "PORT"], r"cannot listen on 127.0.0.1:\d+ \(Address already in use\); name another --port"),
+        (
+            ["--admin-port", "PORT"],
+            r"cannot listen on 127.0.0.1:\d+ \(Address already in use\); name another --admin-p",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_a_line_before_anything_is_started(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    told: str,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(ray, "init", None)
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for message in messages %}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = {"PORT": str(taken.getsockname()[1]), "TEMPLATE": str(template)}
+        defaults = [] if "--port" in arguments else ["--port", "0"]
+        assert main(["serve", *defaults, *(words.get(word, word) for word in arguments)]) == 2
+    captured = capsys.readouterr()
+    reason = [line for line in captured.err.splitlines() if not line.startswith("model ")]
+    assert len(reason) == 1, reason
+    assert re.match(f"triptych serve: {told}", reason[0])
+    assert captured.out == ""

@@ -40,14 +40,14 @@ def test_the_exit_status_is_1_where_a_check_fails(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_check_that_is_none_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--only", "weather"]) == 1
+    assert main(["doctor", "--only", "weather"]) == 2
     reason = capsys.readouterr().err
     assert all(check.name in reason for check in CHECKS)
 
 
 def test_a_setting_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIPTYCH_ROUTER_PROT", "1")
-    assert main(["doctor", *QUICK]) == 1
+    assert main(["doctor", *QUICK]) == 2
 
 
 def test_the_worst_verdict_is_that_of_the_whole() -> None:

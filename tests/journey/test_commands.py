@@ -136,7 +136,7 @@ def test_a_taken_port_is_said_at_once() -> None:
         port = str(taken.getsockname()[1])
         began = time.monotonic()
         refused = run("serve", "--port", port, "--device", "cpu")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert port in refused.stderr
     assert "--port" in refused.stderr
     assert time.monotonic() - began < 30
@@ -144,7 +144,7 @@ def test_a_taken_port_is_said_at_once() -> None:
 
 def test_a_folder_that_is_no_model_is_said_at_once(tmp_path: Path) -> None:
     refused = run("serve", str(tmp_path), "--port", "0", "--device", "cpu")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "config.json" in refused.stderr
     assert "Traceback" not in refused.stderr
 

@@ -34,7 +34,7 @@ def test_a_run_without_one_complete_answer_fails(capsys: pytest.CaptureFixture[s
 
 
 def test_a_size_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--size", "large"]) == 1
+    assert main(["bench", "--size", "large"]) == 2
     assert "expected WIDTHxHEIGHT" in capsys.readouterr().err
 
 
@@ -50,5 +50,5 @@ def test_a_class_of_service_brings_its_limits_and_is_named_to_the_server(
     told = json.loads(capsys.readouterr().out)
     assert (told["what"]["slo_ttft_seconds"], told["what"]["slo_target"]) == (30.0, 0.5)
     assert (told["measures"]["attainment"], told["measures"]["goodput_requests_per_second"]) == (0.0, 0.0)
-    assert main(["bench", "--config", str(settings), "--slo", "silver"]) == 1
+    assert main(["bench", "--config", str(settings), "--slo", "silver"]) == 2
     assert "'silver' is not one of gold" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def gpus_of(serve: ServeSettings, available: float, counts: Mapping[str, int]) -
     """
     if serve.device == "cpu":
         return dict.fromkeys(counts, 0.0)
-    named = _named_shares(serve)
+    named = named_shares(serve)
     others = sum(count for group, count in counts.items() if group not in named)
     taken = sum(named[group] * count for group, count in counts.items() if group in named)
     of_others = _equal_share(serve, available, taken, others) if others else 0.0
@@ -66,8 +66,8 @@ def require_room(gpus: Mapping[str, float], counts: Mapping[str, int], available
         )
 
 
-def _named_shares(serve: ServeSettings) -> dict[str, float]:
-    """Of `serve.gpu_shares`, by group."""
+def named_shares(serve: ServeSettings) -> dict[str, float]:
+    """Of `serve.gpu_shares`, by group. Raises ConfigError for shares of what is no role."""
     found: dict[str, float] = {}
     for entry in serve.gpu_shares:
         name, _, share = entry.partition("=")

@@ -6,9 +6,10 @@ import socket
 from triptych.errors import ConfigError
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int, flag: str = "--port") -> socket.socket:
     """A socket that has the port, and listens when the first router does: until then clients are refused.
 
+    flag: by which the port was named
     It stays open for as long as the server lives, so a router that is restarted comes back where clients know it.
     Raises ConfigError, before anything is started, when the port is taken.
     """
@@ -19,6 +20,6 @@ def bound(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        other = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        other = flag if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
         raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); name another {other}") from error
     return listener

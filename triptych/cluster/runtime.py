@@ -5,20 +5,20 @@ import os
 import socket
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import psutil
 import ray
 from ray.experimental.internal_kv import _internal_kv_get
 
+from triptych.cluster.ray_here import PRIVATE, joinable, on_loopback
 from triptych.cluster.raylet import RayletWatch
-from triptych.errors import ConfigError, InternalError
+from triptych.errors import ClusterError, ConfigError, InternalError
 
 log = logging.getLogger(__name__)
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours goes through it
-# A resource that marks a Ray as one server's own: it ends with that server, so nobody else may build on it.
-_PRIVATE = "triptych_private"
 _STARTS = 3
 _LOG_LINES = 5
 # A raylet waits a minute for its head, and so does Ray's client in this process: both end then.
@@ -108,19 +108,42 @@ class RayRuntime:
         self.started_here = True
 
     def _start_once(self, num_actors: int) -> None:
-        ray.init(
-            address="local",
-            # Our actors ask for none. Ray starts as many processes ahead, and one for each core would be many.
-            num_cpus=num_actors,
-            include_dashboard=False,
-            log_to_driver=self._show_logs,
-            logging_level=logging.ERROR,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            resources={_PRIVATE: 1},
-        )
+        with on_loopback():
+            ray.init(
+                address="local",
+                # Our actors ask for none. Ray starts as many processes ahead, and one for each core would be many.
+                num_cpus=num_actors,
+                include_dashboard=False,
+                log_to_driver=self._show_logs,
+                logging_level=logging.ERROR,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                resources={PRIVATE: 1},
+            )
 
     def _join(self, address: str) -> bool:
-        """Whether a Ray was there to join; a missing one matters only where it was named."""
+        """Whether a Ray was there to join; a missing one matters only where it was named.
+
+        Raises ClusterError where one that is there does not let us in, nor says why.
+        """
+        found = joinable() if address == "auto" else address
+        if found is None:
+            return False
+        # Not in this thread, which nothing could interrupt.
+        joining: Future[None] = Future()
+        threading.Thread(target=self._init, args=(found, joining), name="join Ray", daemon=True).start()
+        try:
+            joining.result(_JOIN_SECONDS)
+        except ConnectionError as error:
+            if address != "auto":
+                raise ConfigError(f"no Ray lets us in at serve.ray = {address!r}: {error}") from error
+            return False
+        except TimeoutError:
+            raise ClusterError(
+                f"Ray at {found} has not let us in within {_JOIN_SECONDS:g} s; end it, or set serve.ray = 'local'"
+            ) from None
+        return True
+
+    def _init(self, address: str, joining: "Future[None]") -> None:
         try:
             ray.init(
                 address=address,
@@ -128,14 +151,10 @@ class RayRuntime:
                 logging_level=logging.ERROR,
                 namespace=self._namespace,
             )
-        except ConnectionError as error:
-            if address != "auto":
-                raise ConfigError(f"no Ray lets us in at serve.ray = {address!r}: {error}") from error
-            return False
-        if address == "auto" and _PRIVATE in ray.cluster_resources():
-            ray.shutdown()
-            return False
-        return True
+        except BaseException as error:
+            joining.set_exception(error)
+        else:
+            joining.set_result(None)
 
     def close(self) -> None:
         if self._raylet is not None:

@@ -10,19 +10,19 @@ from typing import Any
 
 from rich.console import Console
 
+from triptych.cluster.preflight import check
 from triptych.cluster.supervisor import Supervisor
 from triptych.config import Settings, load_settings
-from triptych.models.card import load_card
+from triptych.models.card import ModelCard, load_card
 from triptych.models.folder import EMBEDDED_MODEL
-from triptych.router.auth import KeyFile
 
 
 def run(arguments: argparse.Namespace) -> int:
     console = Console(stderr=True)
     settings = settings_from(arguments)
     console.print(f"model {settings.serve.model}", style="dim", highlight=False)
-    settings = with_folder(settings, lambda text: console.print(text, style="dim", highlight=False))
-    KeyFile(settings.router, settings.slo)  # raises ConfigError, before anything is started
+    settings, card = with_card(settings, lambda text: console.print(text, style="dim", highlight=False))
+    check(settings, card)
     stop = threading.Event()
     supervisor = Supervisor(settings, lambda text: console.print(text, style="dim", highlight=False), show_logs=True)
     port = 0
@@ -42,17 +42,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if supervisor.lost.is_set() else 0
 
 
-def with_folder(settings: Settings, progress: Callable[[str], None]) -> Settings:
+def with_card(settings: Settings, progress: Callable[[str], None]) -> tuple[Settings, ModelCard]:
     """The settings with the model's folder, fetched where need be: actors may run in another working directory.
 
     Raises ConfigError, before anything is started, for a folder that holds no model of ours.
     """
     serve = settings.serve
-    if serve.model == EMBEDDED_MODEL:
-        return settings
     card = load_card(serve.model, serve.dtype, progress, serve.load_format, settings.language.precision)
+    if serve.model == EMBEDDED_MODEL:
+        return settings, card
     name = serve.served_name or card.name
-    return replace(settings, serve=replace(serve, model=str(card.folder.resolve()), served_name=name))
+    return replace(settings, serve=replace(serve, model=str(card.folder.resolve()), served_name=name)), card
 
 
 def settings_from(arguments: argparse.Namespace) -> Settings:

@@ -166,7 +166,7 @@ class Supervisor:
             self._runtime.close()
 
     def _wait_started(self, crew: Crew | DetachedCrew, routers: RouterProcesses) -> None:
-        """Until every worker is there, and every router listens. Raises ConfigError for one that cannot start.
+        """Until every worker is there, and every router listens. Raises ClusterError for one that cannot start.
 
         Of a cluster that ran already one worker of each group will do.
         """
@@ -175,7 +175,7 @@ class Supervisor:
             view = crew.view()
             self._pass_on(view)
             for name, reason in view.failures.items() if is_new else ():
-                raise ConfigError(f"{name} could not start: {reason}")
+                raise ClusterError(f"{name} could not start: {reason}")
             here = Counter(worker.group for worker in view.workers if worker.address is not None)
             unready = routers.unready()
             if all(here[group] >= (count if is_new else 1) for group, count in view.counts.items()) and not unready:
