@@ -1,7 +1,7 @@
 """python -m tests.cluster.fault_table: what each fault costs a cluster under load; exit code 1 if anything was wrong.
 
-Prints a table in Markdown, writes bench/results/fault-table.json after each fault. A run that was stopped, or had
---seconds, goes on with --resume: what has been measured least often comes next.
+Prints a table in Markdown, writes the results after each fault. A run that was stopped, or had --seconds, goes on with
+--resume: what has been measured least often comes next.
 
 Faults of processes have a server on this machine; those of hosts have hosts made of namespaces, so root.
 """

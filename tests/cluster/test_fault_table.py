@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,7 @@ from tests.cluster.fault_kinds import KINDS, all_at_once
 from tests.cluster.fault_load import LONG, QUESTIONS, Asked, right_answers
 from tests.cluster.fault_rows import Right, Row, compared, measure, too_many_retries
 from tests.cluster.fault_server import QUICK, FaultServer
-from tests.cluster.fault_table import RESULTS, table
+from tests.cluster.fault_table import RESULTS, Results, table
 
 TIMES_AS_LONG = 5  # as was measured when the table was made
 SHORTEST_BOUND_SECONDS = 10.0
@@ -106,6 +107,23 @@ def test_retries_are_counted_against_all_traffic_once_there_is_some() -> None:
         too_many_retries([row_of(retries={"decode": 10}), row_of(retries={"encode": 11})])
         == "21 retries of 200 requests"
     )
+
+
+def test_a_run_that_was_stopped_goes_on_with_what_was_measured_least_often(tmp_path: Path) -> None:
+    kinds, file = KINDS[:3], tmp_path / "rows.json"
+    first = Results(file, resume=False)
+    for _ in range(4):
+        kind = first.next_of(kinds, rounds=2)
+        assert kind is not None
+        first.add(row_of(kind=kind.name))
+    second = Results(file, resume=True)
+    assert second.rows == first.rows
+    while (kind := second.next_of(kinds, rounds=2)) is not None:
+        second.add(row_of(kind=kind.name))
+    names = [kind.name for kind in kinds]
+    assert [row.kind for row in second.rows] == [*names, *names]
+    assert [run["rows_before"] for run in json.loads(file.read_text())["runs"]] == [0, 4]
+    assert Results(file, resume=False).rows == []
 
 
 def test_the_table_has_medians_and_worst_times_and_sums() -> None:
