@@ -21,6 +21,11 @@ SHOW = "import sys; sys.path.insert(0, sys.argv[1]); import triptych.cli, tripty
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 OURS_AND_OPTIONAL = {"triptych", "cuda", "triton", "nixl", "flashinfer", "pynvml"}  # the rest: hardware we may not have
 MODEL_FILES = {f"triptych/models/tiny_vl/{file.name}" for file in (ROOT / "triptych/models/tiny_vl").iterdir()}
+PAGE_FILES = {
+    f"triptych/router/page/{file.name}"
+    for file in (ROOT / "router/page").iterdir()
+    if file.suffix in (".html", ".css", ".js", ".svg")
+}
 
 
 def modules_in_tree() -> set[str]:
@@ -128,11 +133,11 @@ def test_building_warns_of_no_package_that_is_not_listed(built: Built) -> None:
 
 
 @needs_setuptools
-def test_the_wheel_holds_every_module_the_model_and_nothing_else(built: Built) -> None:
+def test_the_wheel_holds_every_module_the_model_the_page_and_nothing_else(built: Built) -> None:
     code = {name for name in built.wheel_names if ".dist-info/" not in name}
     extra = {name for name in code - modules_in_tree() if not name.endswith(".pyi")}
     assert modules_in_tree() <= code
-    assert extra == MODEL_FILES | {"triptych/py.typed"}
+    assert extra == MODEL_FILES | PAGE_FILES | {"triptych/py.typed"}
 
 
 @needs_setuptools
