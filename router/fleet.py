@@ -15,10 +15,11 @@ from triptych.errors import NoWorker, TransferFailed
 from triptych.journey import Endpoint, Role
 from triptych.metrics import RouterMetrics
 from triptych.multimodal.memfd import MediaMemory
-from triptych.router.link import KnownWorker, RouterIdentity, WorkerLink
+from triptych.router.link import KnownWorker, WorkerLink
 from triptych.router.link_state import LinkState
 from triptych.router.pairs import describe_paths, pair_counts
 from triptych.router.placement import Snapshot, place_items, place_prompt, place_stream
+from triptych.router.router_identity import RouterIdentity
 from triptych.wire.membership import Membership
 
 logger = logging.getLogger(__name__)

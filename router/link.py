@@ -7,7 +7,7 @@ held on it ends with WorkerLost at once, and the fleet makes a new link.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,13 +17,12 @@ import grpc.aio
 from triptych import wire
 from triptych.errors import Draining, InvalidRecord, TriptychError, WorkerLost, WrongIncarnation
 from triptych.journey import Endpoint, Role, new_request_id
-from triptych.multimodal.memfd import MediaMemory
 from triptych.pb import common_pb2, worker_pb2
 from triptych.router.bookings import Bookings
 from triptych.router.calls import WorkerCalls
 from triptych.router.link_state import LINK_MOVES, WHY, LinkState, Trial
+from triptych.router.router_identity import RouterIdentity
 from triptych.router.token_feed import TokenFeed
-from triptych.wire.membership import Membership
 
 logger = logging.getLogger(__name__)
 
@@ -40,20 +39,6 @@ class KnownWorker:
     worker_id: str
     endpoint: Endpoint
     roles: frozenset[Role] = frozenset()  # empty: its Status is to tell
-
-
-@dataclass(frozen=True, slots=True)
-class RouterIdentity:
-    """Who asks, about which model, and how often for news."""
-
-    router_id: str
-    fingerprint: bytes
-    status_interval_seconds: float
-    probe: MediaMemory | None  # holds the router's nonce; None: media always travel in chunks
-    nonce: bytes = b""
-    status_timeout_seconds: float = 5.0
-    membership: Membership = field(default_factory=Membership)
-    self_test: bool = False  # a worker takes nothing before it is proven
 
 
 class WorkerLink:
@@ -174,11 +159,17 @@ class WorkerLink:
         except grpc.aio.AioRpcError as error:
             logger.info("worker %s was not told of a cancel: %s", self.worker_id, error.code().name)
 
-    def lose(self, reason: str) -> None:
-        """Ends the link and everything held on it; losing it again does nothing."""
+    def lose(self, reason: str, *, is_orderly: bool = False) -> None:
+        """Ends the link and everything held on it; losing it again does nothing.
+
+        is_orderly: nothing has gone wrong, as where a worker had drained before it ended
+        """
         if self.state is LinkState.LOST:
             return
-        logger.warning("worker %s at %s is lost: %s", self.worker_id, self.address, reason)
+        if is_orderly or self.status.state == "draining":
+            logger.info("worker %s at %s is let go of: %s", self.worker_id, self.address, reason)
+        else:
+            logger.warning("worker %s at %s is lost: %s", self.worker_id, self.address, reason)
         self._move(LinkState.LOST)
         self.tokens.fail_all(self._loss())
         for task in self._held:
@@ -187,7 +178,7 @@ class WorkerLink:
 
     async def close(self) -> None:
         """Frees the channel; the link is lost afterwards."""
-        self.lose("the router lets go of it")
+        self.lose("the router lets go of it", is_orderly=True)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -238,7 +229,8 @@ class WorkerLink:
 
     def _missed(self, error: grpc.aio.AioRpcError) -> None:
         self._misses += 1
-        self._silence = wire.error_from_rpc(error).message
+        ours = wire.error_from_rpc(error)  # which words for requests that their worker has gone
+        self._silence = f"it does not answer ({error.code().name})" if type(ours) is WorkerLost else ours.message
         # One that has never answered may be coming, unless nobody speaks of it any more.
         is_expected = self.listed and not self.status.worker_id
         if self._misses >= MISSES_UNTIL_LOST and not is_expected:

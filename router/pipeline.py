@@ -36,6 +36,7 @@ class Pipeline:
         self._claims = ClaimKeeper(lease_seconds)
         self._budget = RetryBudget(metrics)
         self._background = Background()
+        self._under_way: set[Request] = set()
 
     async def start(self) -> None:
         self._background.start(self._claims.run())
@@ -49,6 +50,7 @@ class Pipeline:
         placing: who chooses its workers in the fleet's place
         """
         shelf = MediaShelf(request.prepared.media)
+        self._under_way.add(request)
         try:
             settings = self._settings
             async with request.time_limits(settings.request_timeout_seconds, settings.stage_timeout_seconds):
@@ -63,7 +65,13 @@ class Pipeline:
             logger.exception("request %s failed", request.id.hex())
             request.end(Stage.FAILED, InternalError(repr(error)))
         finally:
+            self._under_way.discard(request)
             shelf.close()
+
+    def give_up(self, error: TriptychError) -> None:
+        """Ends whatever is under way with this error."""
+        for request in list(self._under_way):
+            request.give_up(error)
 
     async def _attempts(self, request: Request, shelf: MediaShelf, placing: Placing) -> None:
         ends_at = time.monotonic() + self._settings.request_timeout_seconds

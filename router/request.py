@@ -63,6 +63,14 @@ class Request:
         self._error: TriptychError | None = None
         self._touched_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
+        self._limit: asyncio.Timeout | None = None
+        self._given_up: TriptychError | None = None
+
+    def give_up(self, error: TriptychError) -> None:
+        """Ends it with this error, where it is under way."""
+        if self._limit is not None and not self.has_ended:
+            self._given_up = error
+            self._limit.reschedule(asyncio.get_running_loop().time())
 
     def move(self, stage: Stage) -> None:
         """Raises InvalidRecord for a move the journey does not allow."""
@@ -155,7 +163,8 @@ class Request:
 
     @asynccontextmanager
     async def time_limits(self, whole_seconds: float, stage_seconds: float) -> AsyncIterator[None]:
-        """Raises DeadlineExceeded in the body when all of it, or any time without progress, takes too long."""
+        """Raises DeadlineExceeded in the body when all of it, or any time without progress, takes too long, and what it
+        was given up with."""
         loop = asyncio.get_running_loop()
         ends_at = time.monotonic() + whole_seconds
         self.touch()
@@ -169,10 +178,14 @@ class Request:
 
         try:
             async with asyncio.timeout(None) as limit:
+                self._limit = limit
                 look()
                 yield
         except TimeoutError:
+            if self._given_up is not None:
+                raise self._given_up from None
             raise DeadlineExceeded(f"the request took too long while {self.stage.replace('_', ' ')}") from None
         finally:
+            self._limit = None
             if self._timer is not None:
                 self._timer.cancel()

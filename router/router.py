@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from triptych.config import Settings
-from triptych.errors import DeadlineExceeded, UnknownModel
+from triptych.errors import DeadlineExceeded, Stopping, UnknownModel
 from triptych.journey import new_request_id
 from triptych.metrics import RouterMetrics
 from triptych.models.card import ModelCard
@@ -118,6 +118,11 @@ class Router:
         self.serving = self.sets.get(serving, self.serving)
         for number in self.sets.keys() - workers.keys() - {self.serving.number}:
             self._background.start(self.sets.pop(number).stop())
+
+    def give_up(self) -> None:
+        """Fails whatever is under way: the server is being stopped, and has waited for long enough."""
+        for each in self.sets.values():
+            each.pipeline.give_up(Stopping("the server is being stopped; try again"))
 
     async def prepare(
         self,

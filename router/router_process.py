@@ -29,12 +29,12 @@ from triptych.metrics import FOLDER_VARIABLE
 from triptych.models.card import load_card
 from triptych.router.commons import Commons
 from triptych.router.link import KnownWorker
-from triptych.router.server import DRAIN_SECONDS, RouterServer
+from triptych.router.server import RouterServer
 from triptych.router.supervision import Supervision
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_END_SECONDS = 2.0 * DRAIN_SECONDS
+_END_SECONDS = 5.0  # behind the last answer, or what was given it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     threading.Thread(target=_tell_end, args=(server, end), daemon=True).start()
     _obey(control, server, supervision, send)
     is_orphan = not told_to_end.is_set()
-    last = threading.Timer(_LONGEST_END_SECONDS, os._exit, (1,))
+    last = threading.Timer(server.settings.router.drain_seconds + _END_SECONDS, os._exit, (1,))
     last.daemon = True
     last.start()
     server.stop()

@@ -25,7 +25,7 @@ from triptych.router.threads import media_threads
 
 logger = logging.getLogger(__name__)
 
-DRAIN_SECONDS = 5
+_LAST_WORDS_SECONDS = 2.0  # beside what the settings give, for answers that have failed to say so
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep an idle connection, so that they close it and not we under them
 START_SECONDS = 60.0
 _BACKLOG = 2048
@@ -103,7 +103,7 @@ class RouterServer:
         return {link.worker_id: link.reason for link in router.fleet.links if link.reason} if router is not None else {}
 
     def stop(self) -> None:
-        """Takes no new requests, lets those in flight finish for a few seconds, then ends them."""
+        """Takes no new requests, lets those in flight finish for as long as settings say, then fails them."""
         if self._server is not None:
             self._server.should_exit = True
         self.wait()
@@ -135,7 +135,10 @@ class RouterServer:
         self._loop.set_default_executor(media_threads())
         self._router = Router(self.settings, self._card, self._workers, commons=self._commons, index=self._index)
         apps = build_apps(self._router, self._supervision)
-        self._server = _Server(self._config(apps.main, "on"), self._ready, self._acceptor, lambda: apps.live.end(False))
+        self._server = _Server(
+            *(self._config(apps.main, "on"), self._ready, self._acceptor, lambda: apps.live.end(False)),
+            *(self._router.give_up, self.settings.router.drain_seconds),
+        )
         if apps.admin is None or self._admin_listener is None:
             await self._server.serve(sockets=[listener])
             return
@@ -161,7 +164,7 @@ class RouterServer:
             log_config=None,
             server_header=False,
             backlog=_BACKLOG,
-            timeout_graceful_shutdown=DRAIN_SECONDS,
+            timeout_graceful_shutdown=limits.drain_seconds + _LAST_WORDS_SECONDS,  # type: ignore[arg-type]  # any number
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             h11_max_incomplete_event_size=limits.max_head_bytes,
         )
@@ -176,9 +179,16 @@ class _Server(uvicorn.Server):
         ready: threading.Event,
         acceptor: Acceptor | None,
         ending: Callable[[], None],
+        give_up: Callable[[], None],
+        drain_seconds: float,
     ) -> None:
-        """ending: called ahead of waiting for the answers that are being written"""
+        """ending: called ahead of waiting for the answers that are being written
+
+        give_up: fails those that take longer than so many seconds
+        """
         super().__init__(config)
+        self._give_up = give_up
+        self._drain_seconds = drain_seconds
         self._ending = ending
         self._ready = ready
         self._acceptor = acceptor
@@ -194,7 +204,11 @@ class _Server(uvicorn.Server):
         if self._acceptor is not None:
             self._acceptor.stop()
         self._ending()
-        await super().shutdown(sockets)
+        last = asyncio.get_running_loop().call_later(self._drain_seconds, self._give_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            last.cancel()
 
     def _protocol(self) -> asyncio.Protocol:
         """As uvicorn makes one for a connection that it has accepted itself."""

@@ -1,10 +1,12 @@
 """Workers that begin to drain while requests are on their way to them."""
 
 import asyncio
+import logging
 
 import pytest
 
-from tests.router.serving import picture, serving, tiers
+from tests.router.loopback import LoopbackWorker
+from tests.router.serving import picture, serving, tiers, until
 from tests.router.test_pipeline import TEXT, expected
 from triptych.models.card import ModelCard
 
@@ -25,6 +27,28 @@ async def test_what_meets_a_worker_that_drains_goes_elsewhere_and_spends_no_retr
             worker.log.clear()
         assert await served.ids([picture(), TEXT], max_tokens=5) == expected(5)
         assert not any("refused" in worker.log for worker in leaving), "nobody is asked twice"
+
+
+async def test_one_that_ends_once_it_has_drained_is_no_loss(card: ModelCard, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    leaving, staying, killed = tiers(card, "epd", "epd", "epd")
+    async with serving(card, [leaving, staying, killed]) as served:
+
+        def state(worker: LoopbackWorker) -> str:
+            return next((link.state for link in served.router.fleet.links if link.worker_id == worker.worker_id), "")
+
+        leaving.state = "draining"
+        await until(lambda: state(leaving) == "draining")
+        served.router.fleet.update([worker.known for worker in (staying, killed)])
+        await leaving.kill()
+        await killed.kill()
+        await until(lambda: "not answer (UNAVAILABLE)" in str(served.router.fleet.describe()))
+        await until(lambda: {"epd-0", "epd-2"} <= {word for line in gone(caplog) for word in line.split()})
+    assert [line.split()[1] for line in gone(caplog) if " is lost: " in line] == ["epd-2"]
+
+
+def gone(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if " is lost: " in record.message or "let go" in record.message]
 
 
 async def test_a_worker_that_drains_finishes_what_it_has(card: ModelCard) -> None:

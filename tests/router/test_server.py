@@ -1,6 +1,9 @@
 """The server in a thread of its own, and the command line around it."""
 
+import asyncio
 import dataclasses
+import json
+import logging
 import os
 import signal
 import socket
@@ -13,6 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.router.serving import QUICK, chat_body, tiers, until
 from triptych.config import RouterSettings, Settings
 from triptych.errors import ConfigError
 from triptych.journey import Endpoint, Role
@@ -91,6 +95,43 @@ def test_two_servers_live_side_by_side(card: ModelCard) -> None:
     servers[0].stop()
     assert httpx.get(f"http://127.0.0.1:{ports[1]}/live", trust_env=False).status_code == 200
     servers[1].stop()
+
+
+@pytest.mark.anyio
+async def test_answers_get_their_time_when_it_is_stopped_and_then_an_error_event(
+    card: ModelCard, caplog: pytest.LogCaptureFixture
+) -> None:
+    (worker,) = tiers(card, "epd")
+    worker.token_pause_seconds = 0.02
+    await worker.start()
+    limits = RouterSettings(**(QUICK | {"drain_seconds": 1.0}))
+    named = dataclasses.replace(card, name="tiny_vl")
+    server = RouterServer(Settings(router=limits), named, [worker.known])
+    url = f"http://127.0.0.1:{await asyncio.to_thread(server.start)}"
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client:
+        await until(lambda: server.worker_states() == {"epd-0": "ready"})
+
+        async def asked(max_tokens: int, *, stream: bool) -> str:
+            body = chat_body(max_tokens=max_tokens, stream=stream)
+            return (await client.post("/v1/chat/completions", json=body)).text
+
+        answers = [asked(20, stream=True), asked(3000, stream=True), asked(3000, stream=False)]
+        tasks = [asyncio.create_task(answer) for answer in answers]
+        await until(lambda: sum(entry.startswith("decode after") for entry in worker.log) == len(tasks))
+        began = time.monotonic()
+        stopping = asyncio.create_task(asyncio.to_thread(server.stop))
+        short, long, whole = await asyncio.gather(*tasks)
+        await stopping
+        took = time.monotonic() - began
+    await worker.kill()
+    assert short.endswith("data: [DONE]\n\n")
+    assert "error" not in short
+    name, _, data = long.rstrip().split("\n\n")[-1].partition("\ndata: ")
+    assert name == "event: error"
+    assert json.loads(data)["error"]["message"] == "the server is being stopped; try again"
+    assert json.loads(whole)["error"]["message"] == "the server is being stopped; try again"
+    assert 1.0 <= took < 3.0
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING and "lost" in record.message]
 
 
 def test_the_command_serves_until_it_is_told_to_stop(card: ModelCard) -> None:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.02
 _WATCH_SECONDS = 0.1
-_STOP_SECONDS = 12.0  # longer than a router takes for the answers that are being written
+_STOP_SECONDS = 7.0  # beside what a router gives the answers that are being written
 
 
 # Does what an operator wishes, and tells how things stand then. Raises what the operator is to be told.
@@ -126,20 +126,25 @@ class RouterProcesses:
         return [slot.pid for slot in self._slots]
 
     def stop(self) -> None:
-        """Lets them finish what they have for a few seconds; stopping again does nothing."""
+        """Lets them finish what they have, for as long as settings say; stopping again does nothing."""
         self._done.set()
         self._wishes.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._listener.close()
             for slot in self._slots:
                 slot.end()
-            deadline = time.monotonic() + _STOP_SECONDS
+            deadline = time.monotonic() + self._settings.router.drain_seconds + _STOP_SECONDS
             for slot in self._slots:
                 slot.wait(deadline)
             self._commons.close()
         if self.metrics_folder:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self.metrics_folder)
+
+    def hurry(self) -> None:
+        """While another call stops them: whatever they have is cut off."""
+        for slot in self._slots:
+            slot.kill()
 
     def _watch(self) -> None:
         while not self._done.wait(_WATCH_SECONDS):

@@ -37,7 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
             pass
     finally:
         if port:  # one that could not start has only its reason to tell
-            console.print("stopping", style="dim")
+            seconds = settings.router.drain_seconds
+            console.print(f"stopping; answers get {seconds:g} s, a second Ctrl-C cuts them off", style="dim")
+            _on_signals(lambda *_: supervisor.hurry())
         supervisor.stop()
     return 1 if supervisor.lost.is_set() else 0
 

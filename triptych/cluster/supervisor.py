@@ -165,6 +165,11 @@ class Supervisor:
         if self._runtime is not None:
             self._runtime.close()
 
+    def hurry(self) -> None:
+        """While `stop` waits for answers that are being written: they are cut off. For a signal's handler."""
+        if self._routers is not None:
+            self._routers.hurry()
+
     def _wait_started(self, crew: Crew | DetachedCrew, routers: RouterProcesses) -> None:
         """Until every worker is there, and every router listens. Raises ClusterError for one that cannot start.
 

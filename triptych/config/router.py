@@ -35,6 +35,7 @@ class RouterSettings:
     isolate_tenants: bool = True  # rows and KV are never shared between keys; without keys there is but one tenant
     request_timeout_seconds: float = 300.0
     stage_timeout_seconds: float = 60.0  # without progress in a stage
+    drain_seconds: float = 15.0  # that answers under way get when the server is told to stop; then they fail
     default_max_tokens: int = 0  # 0: whatever the context leaves
     status_interval_seconds: float = 0.5
     status_timeout_seconds: float = 5.0  # a worker is lost once three questions in a row went unanswered for so long
@@ -67,5 +68,5 @@ class RouterSettings:
             *("router", self, "max_body_bytes", "max_image_bytes", "max_image_pixels", "media_budget_bytes"),
             *("max_request_pixels", "max_request_media_bytes", "concurrent_fetches", "fetches_per_host"),
             *("fetch_timeout_seconds", "request_timeout_seconds", "stage_timeout_seconds", "status_interval_seconds"),
-            *("status_timeout_seconds", "max_connections", "max_head_bytes"),
+            *("status_timeout_seconds", "max_connections", "max_head_bytes", "drain_seconds"),
         )
