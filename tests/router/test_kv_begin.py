@@ -39,7 +39,7 @@ async def test_a_reservation_says_which_prompt_it_is_for_with_every_attempt(card
     async with serving(card, [worker]) as served:
         prepared = Prepared(layout, (), Sampling(max_tokens=9), branches=1, image_params=(), cache_salt=b"tenant")
         request = Request(new_request_id(), prepared, Timeline())
-        await served.router._pipeline.run(request)
+        await served.router.serving.pipeline.run(request)
     assert request.generated == [expected(9)]
     assert [asked.cache_salt for asked in worker.reserves] == [b"tenant"] * 3
     assert all(wire.layout_from_pb(asked.layout).digest == layout.digest for asked in worker.reserves)

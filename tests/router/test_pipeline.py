@@ -292,7 +292,7 @@ async def test_a_client_that_leaves_is_forgotten_everywhere(card: ModelCard, sta
         await until(lambda: decode.reserved == 0, seconds=2)
         assert time.monotonic() - began < 2
         await until(lambda: served.router.budget.held_bytes == 0)
-        await until(lambda: len(served.router._pipeline._claims) == 0)
+        await until(lambda: len(served.router.serving.pipeline._claims) == 0)
 
 
 async def test_a_client_that_stops_reading_is_let_go(card: ModelCard) -> None:
@@ -356,7 +356,7 @@ async def test_claims_are_renewed_while_the_request_waits(card: ModelCard) -> No
         assert len(set(first.renewed)) == 1
         second.gate.set()
         assert await asked == expected(2)
-        await until(lambda: len(served.router._pipeline._claims) == 0)
+        await until(lambda: len(served.router.serving.pipeline._claims) == 0)
 
 
 async def test_an_owner_that_does_not_answer_holds_up_no_other_owners_claims(card: ModelCard) -> None:
@@ -370,7 +370,7 @@ async def test_an_owner_that_does_not_answer_holds_up_no_other_owners_claims(car
         assert len(first.renewed) >= 3, "it is asked again, in time for its lease"
         third.gate.set()
         assert await asked == expected(2)
-        await until(lambda: len(served.router._pipeline._claims) == 0)
+        await until(lambda: len(served.router.serving.pipeline._claims) == 0)
 
 
 async def test_a_restart_of_everything_is_survived_by_the_router(card: ModelCard) -> None:

@@ -49,7 +49,7 @@ async def test_windows_are_spread_over_encoders_and_their_claims_are_let_go(card
     async with serving(card, [first, second, *rest]) as served:
         assert await served.ids([*PICTURES[:4], TEXT], max_tokens=3) == expected(3)
         assert sorted(first.log + second.log) == ["encode 0", "encode 1", "encode 2", "encode 3"]
-        await until(lambda: len(served.router._pipeline._claims) == 0)
+        await until(lambda: len(served.router.serving.pipeline._claims) == 0)
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -59,7 +59,7 @@ async def test_what_is_ready_together_is_given_on_together(card: ModelCard, toge
     async with serving(card, [encoder, prefill, decode]) as served:
         assert await served.ids([*PICTURES, TEXT], max_tokens=4) == expected(4)
         assert (prefill.refs, prefill.ref_messages) == (5, 1 if together else 5)
-        await until(lambda: len(served.router._pipeline._claims) == 0)
+        await until(lambda: len(served.router.serving.pipeline._claims) == 0)
 
 
 async def test_an_item_that_fails_beside_others_is_alone_encoded_again(card: ModelCard) -> None:
@@ -119,7 +119,7 @@ async def test_an_encoder_that_dies_costs_only_the_windows_that_are_left(card: M
         assert second.log == ["encode 1", "encode 2"]
         assert prefill.refs == 3
         await until(lambda: decode.reserved == 0)
-        assert len(served.router._pipeline._claims) == 0
+        assert len(served.router.serving.pipeline._claims) == 0
 
 
 async def test_a_prefill_that_fails_between_windows_is_done_again_from_the_first(card: ModelCard) -> None:
@@ -151,7 +151,7 @@ async def test_a_client_that_leaves_between_windows_is_forgotten_everywhere(card
         asked.cancel()
         await asyncio.wait({asked})
         await until(lambda: all("cancel" in worker.log for worker in workers), seconds=2)
-        await until(lambda: decode.reserved == 0 and len(served.router._pipeline._claims) == 0)
+        await until(lambda: decode.reserved == 0 and len(served.router.serving.pipeline._claims) == 0)
         assert encoder.log == ["encode 0", "cancel"]
         prefill.window_gate.set()
 
@@ -178,7 +178,7 @@ async def test_the_salt_of_a_request_reaches_prefill_with_every_attempt(card: Mo
     async with serving(card, [worker]) as served:
         prepared = Prepared(layout, (), Sampling(max_tokens=3), branches=1, image_params=(), cache_salt=b"tenant")
         request = Request(new_request_id(), prepared, Timeline())
-        await served.router._pipeline.run(request)
+        await served.router.serving.pipeline.run(request)
         assert request.generated == [expected(3)]
         assert worker.salts == [b"tenant", b"tenant"]
 
@@ -199,7 +199,7 @@ async def test_windows_that_make_no_sense_end_the_request_and_nothing_hangs(card
         worker.grant_wrongly = list(WRONG[name])
         response = await served.chat([*PICTURES[:2], TEXT], max_tokens=3)
         assert response.status_code == 500, response.text
-        await until(lambda: worker.reserved == 0 and len(served.router._pipeline._claims) == 0)
+        await until(lambda: worker.reserved == 0 and len(served.router.serving.pipeline._claims) == 0)
         assert await served.ids([*PICTURES[:2], TEXT], max_tokens=3) == expected(3)
 
 
