@@ -8,6 +8,7 @@ client left, counts nowhere.
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 from triptych.config import Settings
 from triptych.config.slo import ServiceClass
@@ -59,6 +60,19 @@ class ServiceLevels:
             return
         self._metrics.count("triptych:request_slo_violations_total", slo=name, limit="failed")
         self._count(name, attained=False)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Each class as JSON values, the default one first. windows: all requests, and the good ones."""
+        now = self._now()
+        return [
+            {
+                "name": each.name,
+                "limits": {name: seconds for name, seconds in each.limits.items() if seconds},
+                "target": each.target,
+                "windows": {name: list(counts.counts(now)) for name, counts in self._windows[each.name].items()},
+            }
+            for each in sorted(self._settings.classes, key=lambda each: each.name != self._settings.default)
+        ]
 
     def refresh(self) -> None:
         """Let the windows' gauges say what is so now; whoever counts nothing has to tell that as well."""

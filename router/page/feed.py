@@ -132,6 +132,7 @@ class LiveFeed:
             "workers": [_worker(link, viewer.is_operator) for link in router.fleet.links],
             "running": running[-MOST_RUNNING:],
             "num_running": len(running),
+            "objectives": router.books.levels.describe() if viewer.is_operator else [],
             "num_tokens": self._book.num_tokens(tenant) if self._sees_requests(viewer) else 0,
         }
 

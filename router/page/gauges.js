@@ -1,6 +1,6 @@
 // Instruments: a number that matters, and how it came to be.
 
-import { ceiling, count, html, quantile, say, seconds, svg } from "./draw.js";
+import { ceiling, count, html, percent, quantile, say, seconds, svg } from "./draw.js";
 
 const SPAN_SECONDS = 120; // that tokens a second are shown for
 const RATE_SECONDS = 2; // that one rate is taken over
@@ -29,13 +29,67 @@ function line(points) {
   return points.map(([x, y], index) => `${index ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
 }
 
+const LONG = "1h"; // the window that shares are shown of
+
+/** An arc for each class of service: how much of what it may miss is left. */
+class Objectives {
+  constructor() {
+    this.rows = html("ul", { class: "objectives" });
+    this.element = html("div", { class: "gauge" }, html("span", { class: "label" }, "Within their limits, last hour"), this.rows);
+    this.told = "";
+  }
+
+  show(classes) {
+    const told = JSON.stringify(classes);
+    if (told === this.told) return;
+    this.told = told;
+    this.element.hidden = !classes.length;
+    // A class that nobody has asked for has nothing to show beside its name.
+    const used = classes.filter((each, index) => !index || each.windows.budget[0]);
+    this.rows.replaceChildren(...used.map((each) => html("li", {}, arc(budgetLeft(each)), words(each))));
+  }
+}
+
+function budgetLeft({ target, windows: { budget: [total, good] } }) {
+  return total ? 1 - (1 - good / total) / (1 - target) : 1;
+}
+
+function words(each) {
+  const [total, good] = each.windows[LONG];
+  const limits = Object.entries(each.limits).map(([name, limit]) => `${LIMITS[name]} ${seconds(limit)}`);
+  const left = budgetLeft(each);
+  const budget = left < 0 ? "error budget overspent" : `${percent(left)} of the error budget left`;
+  return html(
+    "div",
+    {},
+    html("p", {}, html("span", { class: "number" }, total ? share(good / total) : "–"), html("span", { class: "label" }, ` ${each.name}`)),
+    html("p", { class: "note" }, `${budget}; ${share(each.target)} of requests promised ${limits.join(", ")}`),
+  );
+}
+
+const LIMITS = { ttft: "first token", tpot: "each token", e2e: "all" };
+
+/** 0.9987 -> "99.9 %": never rounded up to a whole that is not there. */
+function share(value) {
+  return `${Math.floor(value * 1000 + 1e-9) / 10} %`;
+}
+
+function arc(left) {
+  const [radius, length] = [20, Math.PI * 20 * 1.5]; // three quarters of a circle
+  const circle = (name, part) =>
+    svg("circle", { class: name, r: radius, cx: 24, cy: 24, "stroke-dasharray": `${Math.max(0, part) * length} 999`, transform: "rotate(135 24 24)" });
+  const element = svg("svg", { class: `arc ${left <= 0 ? "spent" : ""}`, viewBox: "0 0 48 48", "aria-hidden": "true" });
+  element.append(circle("arc-track", 1), circle("arc-left", Math.min(1, left)));
+  return element;
+}
+
 export class Gauges {
   constructor(root) {
     this.rate = new Instrument("Tokens per second", "decode");
     this.first = new Instrument("Time to first token", "prefill");
     this.each = new Instrument("Time per token", "decode");
-    this.objectives = html("div", { class: "objectives" });
-    root.append(this.rate.element, this.first.element, this.each.element, this.objectives);
+    this.objectives = new Objectives();
+    root.append(this.rate.element, this.first.element, this.each.element, this.objectives.element);
     this.clear();
   }
 
@@ -49,9 +103,11 @@ export class Gauges {
   show(snapshot) {
     this.recent = [...this.recent, ...snapshot.recent].slice(-64);
     if (snapshot.recent.length || snapshot.first) {
-      this.showTimes(this.first, "first_token", snapshot.objectives?.first_token);
-      this.showTimes(this.each, "per_token", snapshot.objectives?.per_token);
+      const limits = snapshot.objectives[0]?.limits ?? {}; // of the class that requests have by default
+      this.showTimes(this.first, "first_token", limits.ttft);
+      this.showTimes(this.each, "per_token", limits.tpot);
     }
+    this.objectives.show(snapshot.objectives);
     return this.showRate(snapshot);
   }
 
@@ -84,14 +140,15 @@ export class Gauges {
       instrument.plot.replaceChildren();
       return;
     }
-    const top = Math.max(late, limit ?? 0) * 1.2; // what took longer still is cut off
+    const isNear = limit && limit < late * 4; // a limit far above all would leave nothing to see below it
+    const top = Math.max(late, isNear ? limit : 0) * 1.2; // what took longer still is cut off
     const step = WIDTH / 64;
     const y = (value) => HEIGHT - Math.min(1, value / top) * (HEIGHT - 2);
     const strokes = values.map((value, index) =>
       svg("rect", { class: value > (limit ?? Infinity) ? "stroke over" : "stroke", x: WIDTH - (values.length - index) * step + 0.6, width: step - 1.2, y: y(value), height: HEIGHT - y(value), rx: 1 }),
     );
     const level = (value, name) => svg("path", { class: name, d: `M0 ${y(value).toFixed(1)}H${WIDTH}` });
-    instrument.plot.replaceChildren(...strokes, level(middle, "median"), ...(limit ? [level(limit, "limit")] : []));
+    instrument.plot.replaceChildren(...strokes, level(middle, "median"), ...(isNear ? [level(limit, "limit")] : []));
     instrument.show(seconds(middle), "median", `95 % within ${seconds(late)} · last ${values.length}`);
   }
 }
