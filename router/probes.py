@@ -25,7 +25,7 @@ def add_probes(app: FastAPI, router: Router) -> None:
         """Whether a picture has gone through every role and come out right; if not, which roles are missing, and why"""
         missing = [role for role, has_worker in _roles(router).items() if not has_worker]
         if missing:
-            why = {role: router.fleet.why_not_ready(Role(role)) for role in missing}
+            why = {role: _why(router, Role(role)) for role in missing}
             return JSONResponse({"status": "not ready", "missing": missing, "why": why}, status_code=503)
         return JSONResponse({"status": "ready", "missing": []})
 
@@ -52,6 +52,13 @@ def add_probes(app: FastAPI, router: Router) -> None:
         workers = [{**worker, "set": each.number} for each in sets for worker in each.fleet.describe()]
         told = [{**each.describe(), "serving": each is router.serving} for each in sets]
         return {"object": "cluster", "model": router.name, "sets": told, "workers": workers}
+
+
+def _why(router: Router, role: Role) -> dict[str, str]:
+    """By worker: what keeps each of the role; of one that the router has not met, how far it is."""
+    coming = {worker_id: note for worker_id, (roles, note) in router.coming.items() if role in roles}
+    known = {link.worker_id for link in router.fleet.links}
+    return router.fleet.why_not_ready(role) | {name: note for name, note in coming.items() if name not in known}
 
 
 def _roles(router: Router) -> dict[str, bool]:

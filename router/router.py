@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from triptych.config import Settings
@@ -59,6 +59,8 @@ class Router:
         self.settings = settings
         self.index = index
         self.name = settings.serve.served_name or card.name  # of whatever model is served
+        # Workers that there may be none of yet: by id, their roles and how far each is.
+        self.coming: Mapping[str, tuple[Collection[str], str]] = {}
         self.metrics = RouterMetrics()
         self.budget = ByteBudget(
             settings.router.media_budget_bytes, lambda held: self.metrics.set("triptych:media_bytes", held)

@@ -134,6 +134,8 @@ def _obey(
     while (message := control.receive()) is not None:
         if "workers" in message:
             server.update([_worker(entry) for entry in message["workers"]])
+        elif "coming" in message:
+            server.tell_coming({each["worker_id"]: (each["roles"], each["note"]) for each in message["coming"]})
         elif "told" in message:
             supervision.told(message)
         elif "ask" in message:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import uvicorn
@@ -91,6 +91,11 @@ class RouterServer:
         self._workers = [KnownWorker(each.worker_id, each.endpoint, each.roles) for each in workers]
         if self._loop is not None and self._router is not None:
             self._loop.call_soon_threadsafe(self._router.fleet.update, self._workers)
+
+    def tell_coming(self, coming: Mapping[str, tuple[Collection[str], str]]) -> None:
+        """Workers that may not be among those of `update` yet: by id, their roles and how far each is."""
+        if self._loop is not None and self._router is not None:
+            self._loop.call_soon_threadsafe(setattr, self._router, "coming", coming)
 
     def worker_states(self) -> dict[str, str]:
         """What each worker is to this router."""

@@ -50,6 +50,27 @@ def test_workers_may_be_told_from_another_thread(card: ModelCard) -> None:
     server.stop()
 
 
+def test_ready_says_how_far_workers_are_that_are_not_there_yet(card: ModelCard) -> None:
+    server = RouterServer(ANY_PORT, card, None)
+    port = server.start()
+    both = (["prefill", "decode"], "starting: waits for its place, for 3 s")
+    server.tell_coming({"e": (["encode"], "starting: loads its libraries, for 3 s"), "pd": both})
+    server.update([KnownWorker("pd", Endpoint("127.0.0.1:1", 7), frozenset({Role.PREFILL, Role.DECODE}))])
+    deadline = time.monotonic() + 5
+    told: dict[str, object] = {}
+    while "UNAVAILABLE" not in str(told) and time.monotonic() < deadline:
+        response = httpx.get(f"http://127.0.0.1:{port}/ready", trust_env=False)
+        told = response.json()
+    assert response.status_code == 503
+    silent = {"pd": "unknown: it does not answer (UNAVAILABLE)"}
+    assert told["why"] == {
+        "encode": {"e": "starting: loads its libraries, for 3 s"},
+        "prefill": silent,
+        "decode": silent,
+    }
+    server.stop()
+
+
 def test_a_taken_port_is_a_config_error(card: ModelCard) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -51,6 +51,7 @@ class RouterSlot:
         self._progress = progress
         self._log: IO[bytes] | None = None if show_logs else tempfile.TemporaryFile()  # noqa: SIM115  # lives as long
         self._workers: Sequence[Mapping[str, Any]] = ()
+        self._coming: Sequence[Mapping[str, Any]] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: JsonLines | None = None
         self._started_at = 0.0
@@ -82,6 +83,7 @@ class RouterSlot:
         self._started_at = time.monotonic()
         self._send(self._task)
         self._send({"workers": self._workers})
+        self._send({"coming": self._coming})
 
     def look(self) -> None:
         """Takes what the router has told; starts another, at its time, where it has died."""
@@ -101,6 +103,11 @@ class RouterSlot:
     def tell_workers(self, workers: Sequence[Mapping[str, Any]]) -> None:
         self._workers = workers
         self._send({"workers": workers})
+
+    def tell_coming(self, coming: Sequence[Mapping[str, Any]]) -> None:
+        if coming != self._coming:
+            self._coming = coming
+            self._send({"coming": coming})
 
     def tell(self, answer: Mapping[str, Any]) -> None:
         """What a wish has come to. A router that has died meanwhile, or its successor, does not care."""

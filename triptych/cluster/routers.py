@@ -84,6 +84,12 @@ class RouterProcesses:
             for slot in self._slots:
                 slot.tell_workers(told)
 
+    def tell_coming(self, coming: Sequence[Mapping[str, Any]]) -> None:
+        """Workers that routers may not have met yet, as `View.coming` has them."""
+        with self._lock:
+            for slot in self._slots:
+                slot.tell_coming(coming)
+
     def unready(self) -> list[str]:
         """The routers that cannot answer yet. Raises ConfigError where one cannot start at all."""
         with self._lock:

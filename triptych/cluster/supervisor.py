@@ -19,7 +19,7 @@ from triptych.cluster.placing import gpus_of, require_room
 from triptych.cluster.reconcile import index_of
 from triptych.cluster.routers import RouterProcesses
 from triptych.cluster.runtime import RayRuntime
-from triptych.cluster.view import View
+from triptych.cluster.view import View, coming
 from triptych.config import Settings, with_secret
 from triptych.errors import ClusterError, ConfigError, InvalidRequest, NoWorker
 
@@ -114,6 +114,9 @@ class Supervisor:
                     raise
                 time.sleep(_SHORT_SECONDS)
         self.port = self._routers.port
+        roles, counts = groups_of(self._settings.serve.topology), first_counts(self._settings.serve)
+        first = [(group, f"{group}-{index}") for group, count in counts.items() for index in range(count)]
+        self._routers.tell_coming([coming(name, roles[group], "waits for Ray") for group, name in first])
         self._routers.start()
 
     def _join_ray(self, num_actors: int) -> bool:
@@ -242,7 +245,9 @@ class Supervisor:
         return frozenset(missing)
 
     def _pass_on(self, view: View) -> None:
-        """What the crew has to tell goes to whoever watches, once."""
+        """What the crew has to tell goes to whoever watches, once, and how far workers are to the routers."""
+        if self._routers is not None:
+            self._routers.tell_coming(view.coming())
         for number, text in view.news:
             if number > self._told:
                 self._told = number

@@ -2,9 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from triptych.cluster.actors import WorkerAddress
+from triptych.cluster.groups import groups_of
 from triptych.cluster.reconcile import State
+from triptych.journey import Role
+
+
+def coming(worker_id: str, roles: frozenset[Role], note: str) -> dict[str, Any]:
+    """One worker of those that routers may not have met yet, as JSON values."""
+    return {"worker_id": worker_id, "roles": sorted(roles), "note": note}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,17 @@ class View:
     def addresses(self) -> list[WorkerAddress]:
         """What routers are to know."""
         return [worker.address for worker in self.workers if worker.address is not None]
+
+    def coming(self) -> list[dict[str, Any]]:
+        """As JSON values, for routers: workers that they may not have met yet, and how far each is."""
+        groups = groups_of(self.topology)
+        notes = {name: (name.rpartition("-")[0], f"down: {reason}") for name, reason in self.failures.items()}
+        for worker in self.workers:
+            if worker.state is State.READY:
+                notes[worker.worker_id] = worker.group, "has loaded; requests come once all others have, too"
+            elif worker.state is State.STARTING:
+                notes[worker.worker_id] = worker.group, f"{worker.state}: {worker.note}"
+        return [coming(name, groups[group], note) for name, (group, note) in notes.items()]
 
     def told(self, joining: frozenset[str] = frozenset()) -> dict[str, object]:
         """As JSON values, for operators. joining: ready workers that some router does not know yet."""
