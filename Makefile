@@ -1,6 +1,6 @@
 # make serve       start the embedded model on http://127.0.0.1:8000 (ARGS="--port 9000" and more: triptych serve --help)
 # make test        all tests that need no GPU (ARGS="-k sampling")
-# make test-cluster  `ray up` of three machines made of namespaces (root, iproute2, openssh-server, rsync): takes five minutes
+# make test-cluster  `ray up` of three machines made of namespaces (root, iproute2, openssh-server, rsync): takes seven minutes
 # make check       lint, format, types
 # make soak        three tiers under load for half an hour: does what they hold stay where it is? (ARGS="--seconds 180")
 # make nightly     what takes a night: each process killed and stopped at each step 300 times, the table of faults 20 times, then the soak
@@ -48,7 +48,7 @@ test: $(STAMP) links
 	$(BIN)/python -m pytest -m "not gpu and not cluster" $(ARGS)
 
 test-cluster: $(STAMP) links
-	$(BIN)/python -m pytest -m cluster tests/three_hosts $(ARGS)
+	$(BIN)/python -m pytest -m cluster tests/three_hosts tests/cluster/test_fault_hosts.py $(ARGS)
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak $(ARGS)

@@ -66,7 +66,8 @@ class Hosts:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**self._token, "RAY_USAGE_STATS_ENABLED": "0"}
+        """As deploy/ray/ has it."""
+        return {**self._token, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 
     def start_head(self) -> None:
         """Again where it was, with what it knew. Returns once Ray says that it is there."""
