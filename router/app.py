@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from triptych.router.admin import ACTIONS, EmbeddingsAdmin
 from triptych.router.anthropic.errors import AnthropicShape
 from triptych.router.cors import with_cors
+from triptych.router.discovery import add_discovery
 from triptych.router.edge import Edge, nested_response
 from triptych.router.failures import nested
 from triptych.router.gate import Gate
@@ -31,7 +32,7 @@ _NO_EMBEDDINGS = "no embedding model is served here; this server generates text"
 
 
 _PROBES = frozenset({"/health", "/ready", "/live", "/version"})
-_OF_OPERATORS = frozenset({"/metrics", "/v1/cluster"})
+_OF_OPERATORS = frozenset({"/metrics", "/v1/cluster", "/v1/cluster/http_sd"})
 _BELOW_OPERATORS = "/admin/"
 
 
@@ -124,6 +125,7 @@ def _build_others(
     app.add_exception_handler(HTTPException, _http_error)
     add_models(app, router)
     add_probes(app, router)
+    add_discovery(app, router)
     _add_posts(app, posts)
     _add_admin(app, EmbeddingsAdmin(router, gate.has_key))
     _add_scale(app, scale)

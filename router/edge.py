@@ -47,7 +47,7 @@ _COUNTED = frozenset(
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
         *("/v1/models", "/tokenize", "/detokenize", "/health", "/ready", "/live", "/version", "/metrics"),
         *("/admin/embeddings/warm", "/admin/embeddings/pin", "/admin/embeddings/unpin", "/admin/embeddings/clear"),
-        *("/", "/v1/cluster", "/v1/cluster/live", "/admin/scale", "/admin/role"),
+        *("/", "/v1/cluster", "/v1/cluster/http_sd", "/v1/cluster/live", "/admin/scale", "/admin/role"),
     }
 )
 

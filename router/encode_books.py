@@ -2,6 +2,7 @@
 
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from triptych.errors import TriptychError
 from triptych.journey import Item
@@ -22,8 +23,11 @@ class EncodeBooks:
         self._metrics = metrics
         self._encoded_by: OrderedDict[bytes, str] = OrderedDict()  # who encoded an item first, by its digest
 
-    def answered(self, worker_id: str, item: Item, reply: encoder_pb2.EncodeReply, asked_at: float) -> None:
-        """asked_at: on time.perf_counter"""
+    def answered(self, worker_id: str, items: Sequence[Item], reply: encoder_pb2.EncodeReply, asked_at: float) -> None:
+        """items: of the request; asked_at: on time.perf_counter"""
+        if reply.item_index >= len(items):
+            return
+        item = items[reply.item_index]
         modality = item.modality
         if reply.HasField("failure"):
             self._metrics.count("triptych:encoder_requests_total", modality=modality, status="failed")

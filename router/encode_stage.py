@@ -135,6 +135,7 @@ class EncodeStage:
         for reply in replies:
             request.timeline.add_told(Role.ENCODE, link.worker_id, sent_at, reply.times, reply.since_arrival)
             request.cached_items += reply.cached
+            self._tools.encodes.answered(link.worker_id, request.prepared.layout.items, reply, sent_at)
             if reply.HasField("failure"):
                 self._note(link, wire.error_from_failure(reply.failure))
             elif self._is_new(link, reply):
@@ -155,6 +156,7 @@ class EncodeStage:
         return True
 
     def _note(self, link: WorkerLink, error: TriptychError) -> None:
+        self._tools.encodes.failed(error)
         if not error.retryable:
             raise error
         if isinstance(error, TransferFailed) and link.media_by_memfd:

@@ -210,7 +210,7 @@ class Fleet:
 
     def count_by_state(self) -> Counter[tuple[str, str]]:
         """Workers by tier and state."""
-        return Counter((_tier(link), str(link.state)) for link in self._rows)
+        return Counter((tier(link), str(link.state)) for link in self._rows)
 
     def _heard(self, link: WorkerLink) -> None:
         """Writes one worker's row; replaces a lost link while its worker is still said to be there."""
@@ -259,7 +259,7 @@ class Fleet:
                 self._seen.add(role)
         self.snapshot.token_limits[row] = _token_limit(link)
         self.snapshot.item_limits[row] = link.status.max_item_tokens or math.inf  # 0 counts as not told
-        shown = link.worker_id, _tier(link)
+        shown = link.worker_id, tier(link)
         self._shown.add(shown)
         self._gauges.by_worker[shown] = link.gauges
         self._gauges.pairs_by_worker[shown] = pair_counts(link.status)
@@ -275,7 +275,7 @@ class Fleet:
         self._token_limit, self._item_limit = snapshot.token_limit(), snapshot.item_limit()
 
     def _count_loss(self, link: WorkerLink) -> None:
-        self.metrics.count("triptych:worker_links_lost_total", worker_type=_tier(link))
+        self.metrics.count("triptych:worker_links_lost_total", worker_type=tier(link))
 
     def _rows_of(self, links: Collection[WorkerLink]) -> list[int]:
         return [row for row, link in enumerate(self._rows) if link in links]
@@ -287,7 +287,7 @@ class Fleet:
         task.add_done_callback(self._closing.discard)
 
 
-def _tier(link: WorkerLink) -> str:
+def tier(link: WorkerLink) -> str:
     """As Dynamo has its `worker_type`; what has some of the roles names them."""
     return "aggregated" if link.roles >= set(Role) else "+".join(sorted(link.roles))
 

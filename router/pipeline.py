@@ -6,11 +6,12 @@ import logging
 import time
 
 from triptych.config import RouterSettings
-from triptych.errors import Draining, InternalError, Preempted, TriptychError
+from triptych.errors import Draining, InternalError, NoWorker, Preempted, TriptychError
 from triptych.journey import Role
 from triptych.metrics import RouterMetrics
 from triptych.router.attempt import Attempt
 from triptych.router.claims import ClaimKeeper
+from triptych.router.encode_books import EncodeBooks
 from triptych.router.fleet import Fleet
 from triptych.router.link import WorkerLink
 from triptych.router.media_shelf import MediaShelf
@@ -35,6 +36,8 @@ class Pipeline:
         self._lease_seconds = lease_seconds
         self._claims = ClaimKeeper(lease_seconds)
         self._budget = RetryBudget(metrics)
+        self._metrics = metrics
+        self._encodes = EncodeBooks(metrics)
         self._background = Background()
         self._under_way: set[Request] = set()
 
@@ -92,11 +95,15 @@ class Pipeline:
                 stage_seconds=self._settings.stage_timeout_seconds,
                 used=set(),
                 encoders=encoders,
+                encodes=self._encodes,
             )
             attempt = Attempt(tools, avoid)
             error = await self._once(attempt, tools)
             if error is None:
                 return
+            if attempt.blamed is not None and (attempt.blamed is not Role.ENCODE or isinstance(error, NoWorker)):
+                name = type(error).__name__  # what encoders fail with they are noted for one by one
+                self._metrics.count("triptych:stage_errors_total", stage=attempt.blamed, error=name)
             tidying = self._tidy(tools)
             if request.all_finished.is_set():
                 return  # the client has all it asked for; what broke behind it is nobody's loss

@@ -4,7 +4,6 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from triptych.journey import Role
@@ -38,12 +37,6 @@ def add_probes(app: FastAPI, router: Router) -> None:
     async def tell_version() -> dict[str, str]:
         """The server's version"""
         return {"version": version("triptych")}
-
-    @app.head("/metrics", response_model=None, include_in_schema=False)
-    @app.get("/metrics", response_model=None)
-    async def metrics() -> Response:
-        """Prometheus text"""
-        return Response(router.expose_metrics(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/cluster", response_model=None)
     async def cluster() -> dict[str, Any]:

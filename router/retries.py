@@ -13,19 +13,24 @@ class RetryBudget:
     """Lets about one retry pass for ten requests, with a reserve for the moment a worker dies."""
 
     def __init__(self, metrics: RouterMetrics) -> None:
-        self._credit = MOST_CREDIT
         self._metrics = metrics
+        self._set(MOST_CREDIT)
 
     def earn(self) -> None:
         """A request has come in."""
-        self._credit = min(MOST_CREDIT, self._credit + CREDIT_PER_REQUEST)
+        if self._credit < MOST_CREDIT:
+            self._set(min(MOST_CREDIT, self._credit + CREDIT_PER_REQUEST))
 
     def spend(self, stage: str) -> bool:
         if self._credit < 1:
             return False
-        self._credit -= 1
+        self._set(self._credit - 1)
         self._metrics.count("triptych:retries_total", stage=stage)
         return True
+
+    def _set(self, credit: float) -> None:
+        self._credit = credit
+        self._metrics.set("triptych:retry_budget", credit)
 
 
 class Retries:

@@ -9,6 +9,7 @@ from triptych import wire
 from triptych.journey import Role
 from triptych.pb import common_pb2
 from triptych.router.claims import ClaimKeeper
+from triptych.router.encode_books import EncodeBooks
 from triptych.router.link import WorkerLink
 from triptych.router.media_shelf import MediaShelf
 from triptych.router.request import Request
@@ -51,6 +52,7 @@ class StageTools:
     stage_seconds: float
     used: set[WorkerLink]
     encoders: dict[bytes, WorkerLink]
+    encodes: EncodeBooks
 
     def ask(self, role: Role, link: WorkerLink) -> None:
         """Notes that the worker is asked for something, in this role."""

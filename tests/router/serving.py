@@ -15,7 +15,7 @@ import httpx
 import uvicorn
 
 from tests.router.loopback import LoopbackWorker
-from triptych.config import RouterSettings, Settings, TransferSettings
+from triptych.config import ObserveSettings, RouterSettings, Settings, SLOSettings, TransferSettings
 from triptych.journey import Role
 from triptych.models.card import ModelCard
 from triptych.router.app import build_app
@@ -103,12 +103,17 @@ async def serving(
     *,
     memfd: bool = True,
     lease_seconds: float = 30.0,
+    observe: ObserveSettings | None = None,
+    slo: SLOSettings | None = None,
     **settings: Any,
 ) -> AsyncIterator[Served]:
     for worker in workers:
         await worker.start()
     chosen = Settings(
-        router=RouterSettings(**(QUICK | settings)), transfer=TransferSettings(lease_seconds=lease_seconds)
+        router=RouterSettings(**(QUICK | settings)),
+        transfer=TransferSettings(lease_seconds=lease_seconds),
+        observe=observe or ObserveSettings(),
+        slo=slo or SLOSettings(),
     )
     named = dataclasses.replace(card, name="tiny_vl")
     router = Router(chosen, named, [worker.known for worker in workers], media_by_memfd=memfd)

@@ -1,20 +1,21 @@
-"""The list of metrics as a page of documentation: `python -m triptych.metrics.page > docs/metrics.md`."""
+"""Makes docs/metrics.md from the lists in triptych/metrics/: python -m tools.metrics_page."""
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from triptych.metrics.of_routers import ROUTER_METRICS
 from triptych.metrics.of_slos import SLO_METRICS, SLO_RATIO_METRICS
 from triptych.metrics.of_workers import DERIVED_METRICS, PAIR_METRICS, WORKER_GAUGES, WORKER_LABELS
 from triptych.stages import TIMED_STAGES
 
+PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 _UNITS = ("seconds", "bytes", "tokens", "blocks")
 
 _HEAD = """\
 # Metrics
 
-Made from the lists in `triptych/metrics/`: `python -m triptych.metrics.page > docs/metrics.md`.
+Made from the lists in `triptych/metrics/`: `python -m tools.metrics_page`.
 
 Any router answers `/metrics` for all of them, and for every worker. Names and buckets of latencies are vLLM's under
 another prefix, encoder stages have SGLang's stems, and `worker_type` is a tier as Dynamo names it: `encode`,
@@ -83,7 +84,7 @@ class _Row:
     help: str
 
 
-def render() -> str:
+def page() -> str:
     own = [_Row(each.name, each.kind, each.labels, each.help) for each in ROUTER_METRICS]
     told = [_Row(each.exposed_name, each.kind, WORKER_LABELS, each.help) for each in WORKER_GAUGES]
     made = [_Row(each.name, each.kind, each.labels, each.help) for each in (*DERIVED_METRICS, *PAIR_METRICS)]
@@ -122,4 +123,4 @@ def _unit(name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render())
+    PAGE.write_text(page())

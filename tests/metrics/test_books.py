@@ -1,0 +1,113 @@
+"""The list of metrics, and what is made of it: labels that fold, kinds, shares, the page."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tools.metrics_page import PAGE, page
+from triptych.metrics import (
+    DERIVED_METRICS,
+    PAIR_METRICS,
+    ROUTER_METRICS,
+    SLO_METRICS,
+    SLO_RATIO_METRICS,
+    WORKER_GAUGES,
+    RouterMetrics,
+)
+
+EVERY = (*ROUTER_METRICS, *SLO_METRICS, *SLO_RATIO_METRICS, *DERIVED_METRICS, *PAIR_METRICS)
+
+
+def samples(text: bytes) -> dict[str, float]:
+    """By name and labels, as `name{a=b}`."""
+    return {
+        f"{sample.name}{{{','.join(f'{name}={value}' for name, value in sorted(sample.labels.items()))}}}": sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_names_are_said_once_and_say_their_kind_and_their_owner() -> None:
+    names = [each.name for each in EVERY] + [each.exposed_name for each in WORKER_GAUGES]
+    assert len(set(names)) == len(names)
+    kinds = {each.name: each.kind for each in EVERY} | {each.exposed_name: each.kind for each in WORKER_GAUGES}
+    assert [name for name, kind in kinds.items() if name.endswith("_total") != (kind == "counter")] == []
+    assert [name for name in names if not name.startswith("triptych:")] == []
+    forbidden = {"id", "request_id", "url", "digest", "tenant", "key", "trace_id"}
+    assert [each.name for each in EVERY if forbidden & set(each.labels)] == []
+
+
+def test_the_committed_page_is_what_is_generated() -> None:
+    assert PAGE.read_text() == page(), "run: python -m tools.metrics_page"
+
+
+def test_what_a_label_does_not_know_is_other_and_fills_no_table() -> None:
+    metrics = RouterMetrics()
+    for number in range(1000):
+        metrics.count("triptych:request_errors_total", error=f"Made{number}")
+        metrics.observe("triptych:stage_duration_seconds", 0.1, stage=f"stage {number}")
+    found = samples(metrics.expose())
+    assert found["triptych:request_errors_total{error=other}"] == 1000
+    assert found["triptych:stage_duration_seconds_count{stage=other}"] == 1000
+    assert len(metrics._children) == 0
+
+
+def test_what_only_rises_at_a_worker_is_a_counter_and_shares_are_made_of_it() -> None:
+    metrics = RouterMetrics()
+    metrics.worker_gauges.by_worker["w", "decode"] = {
+        "kv_blocks": 10.0,
+        "kv_free_blocks": 4.0,
+        "prefix_hit_tokens_total": 7.0,
+        "preemptions_swapped_total": 2.0,
+        "preemptions_stalled_total": 1.0,
+    }
+    text = metrics.expose()
+    assert b"# TYPE triptych:prefix_cache_hits_total counter" in text
+    found = samples(text)
+    assert found["triptych:prefix_cache_hits_total{worker_id=w,worker_type=decode}"] == 7
+    assert found["triptych:kv_cache_usage_perc{worker_id=w,worker_type=decode}"] == 0.6
+    assert found["triptych:num_preemptions_total{worker_id=w,worker_type=decode}"] == 3
+    assert "w" not in metrics.expose_routers().decode().replace("worker", "").split('"')
+    assert samples(metrics.expose_worker("other")) == {}
+
+
+_ONE_ROUTER = """
+import sys, time
+from triptych.metrics import RouterMetrics
+metrics = RouterMetrics()
+metrics.set("triptych:slo_target_ratio", 0.9, slo="a")
+metrics.set("triptych:slo_window_requests", float(sys.argv[1]), slo="a", window="budget")
+metrics.set("triptych:slo_window_attained_requests", float(sys.argv[2]), slo="a", window="budget")
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_shares_are_of_the_requests_of_all_routers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy router that misses some and an idle one that misses all are no mean of two."""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    routers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _ONE_ROUTER, *counts],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for counts in (("98", "93"), ("2", "0"))
+    ]
+    try:
+        for router in routers:
+            assert router.stdout is not None
+            assert router.stdout.readline() == b"there\n"
+        monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+        found = samples(RouterMetrics().expose())
+    finally:
+        for router in routers:
+            router.communicate(timeout=20)
+    assert found["triptych:slo_attainment_ratio{slo=a,window=budget}"] == pytest.approx(0.93)
+    assert found["triptych:slo_burn_rate{slo=a,window=budget}"] == pytest.approx(0.7)
+    assert found["triptych:slo_error_budget_remaining_ratio{slo=a}"] == pytest.approx(0.3)
