@@ -15,7 +15,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from triptych.config import RouterSettings
 from triptych.errors import ConfigError, InvalidMedia
-from triptych.router.media_errors import failed, malformed, not_allowed, too_large, too_late
+from triptych.router.media_errors import failed, malformed, no_such_root, not_allowed, too_large, too_late
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Nobody waits for the other end of a pipe.
@@ -67,7 +67,7 @@ class FileMedia:
         for root, descriptor in self._roots:
             if len(parts) > len(root) and parts[: len(root)] == root:
                 return descriptor, parts[len(root) :]
-        raise not_allowed()
+        raise no_such_root()
 
     def _read(self, root: int, below: Sequence[str]) -> bytes:
         *folders, name = below

@@ -16,6 +16,12 @@ def not_allowed() -> InvalidMedia:
     return InvalidMedia("this server does not fetch images from there", code="media_url_not_allowed")
 
 
+def no_such_root() -> InvalidMedia:
+    """Of a file:// URL, whatever is there."""
+    told = "this server reads no files from there; its operator may name their folder with --media-root"
+    return InvalidMedia(told, code="media_url_not_allowed")
+
+
 def too_late(seconds: float) -> InvalidMedia:
     return InvalidMedia(f"the image did not arrive within {seconds:g} seconds", code="image_fetch_timeout")
 

@@ -1,11 +1,15 @@
 """/admin/scale and /admin/role: how many workers of each role there are, changed while requests go on."""
 
+import contextlib
+import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
 from starlette.requests import Request as HTTPRequest
 
+from triptych.errors import InvalidRequest
 from triptych.router.admin import require_admin
 from triptych.router.body import read_body
 from triptych.router.router import Router
@@ -16,6 +20,21 @@ _MOST_BYTES = 4096
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 _COUNTS = TypeAdapter(Annotated[dict[Name, StrictInt], Field(max_length=16)])
+
+
+def _refuse_twice(body: bytes) -> None:
+    """Raises InvalidRequest where a name stands twice: each reader of JSON would take another one of the two."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for name, number in Counter(name for name, _ in pairs).items():
+            if number > 1:
+                raise InvalidRequest(f"{name[:64]!r} stands {number} times in the body", param=name[:64])
+            if not name:
+                raise InvalidRequest("a name in the body is empty; expected that of a role, as encode")
+        return dict(pairs)
+
+    with contextlib.suppress(ValueError, RecursionError):  # no JSON: whoever reads it says so
+        json.loads(body, object_pairs_hook=once)
 
 
 class SwitchRequest(BaseModel):
@@ -42,6 +61,7 @@ class ScaleAdmin:
     async def scale(self, http: HTTPRequest) -> dict[str, Any]:
         """The body is a number for each role to be changed. Raises InvalidRequest for what cannot be."""
         body = await self._body(http)
+        _refuse_twice(body)
         try:
             counts: Mapping[str, int] = _COUNTS.validate_json(body)
         except ValidationError as error:

@@ -1,14 +1,17 @@
 """The `triptych` command. Parses, then loads what the chosen command needs."""
 
 import argparse
+import contextlib
 import importlib
+import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
 
-from triptych.config import TOPOLOGIES
+from triptych.config import CLIENT_KEY_VARIABLE, TOPOLOGIES
 from triptych.errors import ConfigError, TriptychError
 
 COMMANDS = {
@@ -23,6 +26,7 @@ COMMANDS = {
     "keys": "triptych.router.key_command:run",
     "batch": "triptych.batch.command:run",
 }
+KEY_VARIABLES = (CLIENT_KEY_VARIABLE, "OPENAI_API_KEY")
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
@@ -132,14 +136,14 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="model name (default: the first the server lists)")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--api-key", default="")
+    _add_key(parser)
     parser.add_argument("--timeline", action="store_true", help="also print where the time went")
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
     told = f"the server, at its admin port if it has one (default: {DEFAULT_URL})"
     parser.add_argument("--url", default=DEFAULT_URL, help=told)
-    parser.add_argument("--api-key", default="")
+    _add_key(parser)
 
 
 def _add_scale(parser: argparse.ArgumentParser) -> None:
@@ -163,8 +167,8 @@ def _add_role(parser: argparse.ArgumentParser) -> None:
 def _add_operator(parser: argparse.ArgumentParser) -> None:
     told = f"the server, at its admin port if it has one (default: {DEFAULT_URL})"
     parser.add_argument("--url", default=DEFAULT_URL, help=told)
-    parser.add_argument("--api-key", default="", help="an operator's; a server without keys lets nobody do this")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for it (default: 600)")
+    _add_key(parser, "an operator's; a server without keys lets nobody do this")
+    parser.add_argument("--timeout", type=_seconds, default=600.0, help="seconds to wait for it (default: 600)")
     parser.add_argument("--no-wait", dest="wait", action="store_false", help="return at once; it goes on all the same")
 
 
@@ -198,8 +202,8 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slo-ttft", type=float, help="seconds (default: the class's, as the following)")
     parser.add_argument("--slo-tpot", type=float, help="seconds per output token")
     parser.add_argument("--slo-e2e", type=float, help="seconds for the whole answer")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds per request")
-    parser.add_argument("--api-key", default="")
+    parser.add_argument("--timeout", type=_seconds, default=300.0, help="seconds per request")
+    _add_key(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result here")
 
 
@@ -215,10 +219,24 @@ def _add_batch(parser: argparse.ArgumentParser) -> None:
         "--errors", type=Path, metavar="FILE", help="where lines without an answer go (default: OUT.jsonl)"
     )
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
-    parser.add_argument("--api-key", default="")
+    _add_key(parser)
     parser.add_argument("--concurrency", type=int, default=16, help="requests in flight (default: 16)")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds per request with its retries")
+    parser.add_argument("--timeout", type=_seconds, default=600.0, help="seconds per request with its retries")
     parser.add_argument("--max-retries", type=int, default=5, help="after 429, 5xx and lost connections (default: 5)")
+
+
+def _add_key(parser: argparse.ArgumentParser, what: str = "as the server asks for it") -> None:
+    default = next(filter(None, map(os.environ.get, KEY_VARIABLES)), "")
+    told = f"{what} (default: {', else '.join(KEY_VARIABLES)} of the environment)"
+    parser.add_argument("--api-key", default=default, metavar="KEY", help=told)
+
+
+def _seconds(text: str) -> float:
+    """Raises what argparse tells."""
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
 
 
 if __name__ == "__main__":

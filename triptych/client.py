@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 from rich.console import Console
@@ -19,6 +20,7 @@ _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 300.0
 _PIPE_WIDTH = 120
 _ROLES = ("encode", "prefill", "decode")
+_OF_OPERATORS = ("/admin/", "/v1/cluster")
 
 
 def run_ask(arguments: argparse.Namespace) -> int:
@@ -150,6 +152,9 @@ class Client:
             message = response.json()["error"]["message"]
         except (ValueError, KeyError, TypeError):
             message = response.text[:200]
+        path = response.request.url.path
+        if response.status_code == httpx.codes.NOT_FOUND and path.startswith(_OF_OPERATORS):
+            message += "; a server with an admin port answers there: --url http://HOST:ADMIN_PORT"
         raise ClusterError(f"the server refused ({response.status_code}): {message}")
 
 
@@ -158,14 +163,18 @@ def text_part(text: str) -> dict[str, Any]:
 
 
 def image_part(source: str) -> dict[str, Any]:
-    """A content part for a file (sent as data URI) or a URL (sent as it is)."""
+    """A content part for a file (sent as data URI), also by its file:// URL, or a URL (sent as it is).
+
+    The file is this machine's. What the server is to read on its own is no client's to choose.
+    """
     if source.startswith(("http://", "https://", "data:")):
         return {"type": "image_url", "image_url": {"url": source}}
+    path = unquote(source[7:].removeprefix("localhost")) if source.startswith("file://") else source
     try:
-        data = Path(source).read_bytes()
+        data = Path(path).read_bytes()
     except OSError as error:
         raise InvalidRequest(f"cannot read {source}: {error.strerror}") from error
-    kind = mimetypes.guess_type(source)[0] or "image/png"
+    kind = mimetypes.guess_type(path)[0] or "image/png"
     return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{base64.b64encode(data).decode()}"}}
 
 

@@ -43,3 +43,10 @@ def test_what_cannot_be_is_refused_with_what_could(topology: str, wish: dict[str
 
 def test_a_role_means_the_process_that_has_it() -> None:
     assert group_meant("e+pd", "decode") == group_meant("e+pd", "pd") == "pd"
+
+
+@pytest.mark.parametrize(("param", "told"), [(None, "vision"), ("role", "role")])
+def test_what_is_no_role_is_told_by_the_field_that_has_it(param: str | None, told: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        group_meant("e+pd", "vision", param)
+    assert refused.value.param == told

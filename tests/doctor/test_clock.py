@@ -43,24 +43,25 @@ def test_a_clock_that_is_ahead_is_warned_of_with_how_much() -> None:
         finding = finding_at(server.url.removeprefix("http://"))
     assert finding.verdict is Verdict.WARN
     ahead = float(finding.seen.partition(" is ")[2].partition(" s")[0])
-    assert abs(ahead - AHEAD_SECONDS) < 1.0
+    assert abs(ahead - AHEAD_SECONDS) < 1.5
 
 
-def test_a_second_that_changes_tells_the_offset_to_a_fraction() -> None:
+@pytest.mark.parametrize("late", [0.0, 0.5, 0.95])
+def test_a_date_that_changes_tells_the_offset_whenever_the_server_writes_it(late: float) -> None:
     """Theirs is 0.3 s ahead of ours; each answer takes 0.02 s."""
-    at = iter([10.0, 10.2, 10.4, 10.6, 10.8])
+    at = iter([10.0, 10.2, 10.4, 10.6, 10.8, 11.0, 11.2])
 
     def read() -> Reading:
         asked_at = next(at)
-        return Reading(float(int(asked_at + 0.01 + 0.3)), asked_at, asked_at + 0.02)
+        return Reading(float(int(asked_at + 0.01 + 0.3 - late)), asked_at, asked_at + 0.02)
 
     offset = offset_of(read)
-    assert abs(offset.seconds - 0.3) <= offset.error_seconds < 0.2
+    assert abs(offset.seconds - 0.3) <= offset.error_seconds < 0.7
 
 
-def test_a_clock_whose_second_does_not_change_is_known_to_half_a_second() -> None:
+def test_a_clock_whose_second_does_not_change_is_known_to_a_second() -> None:
     moments = iter([0.0, 0.1, 9.0])
-    assert offset_of(lambda: Reading(50.0, 50.0, 50.0), lambda: next(moments)) == Offset(0.5, 0.5)
+    assert offset_of(lambda: Reading(50.0, 50.0, 50.0), lambda: next(moments)) == Offset(1.0, 1.0)
 
 
 @pytest.mark.parametrize(

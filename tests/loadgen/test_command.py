@@ -31,6 +31,10 @@ def test_a_run_without_one_complete_answer_fails(capsys: pytest.CaptureFixture[s
     with ScriptedServer(lambda body: Answer([b"no"], status=503)) as server:
         assert main(["bench", "--url", server.url, "--model", "m", *FLAGS]) == 1
     assert "error: http 503" in capsys.readouterr().out
+    said = json.dumps({"error": {"message": "the model 'm' does not exist", "code": "model_not_found"}}).encode()
+    with ScriptedServer(lambda body: Answer([said], status=404)) as server:
+        assert main(["bench", "--url", server.url, "--model", "m", *FLAGS]) == 1
+    assert capsys.readouterr().out.count("http 404, for example: the model 'm' does not exist\n") == 1
 
 
 def test_a_size_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,7 @@ class Crew:
 
     def switch(self, worker_id: str, role: str) -> None:
         """One worker fewer in this one's group, which is this one; one more in the role's. Raises InvalidRequest."""
-        target = group_meant(self._settings.serve.topology, role)
+        target = group_meant(self._settings.serve.topology, role, param="role")
         group = self._group_of(worker_id)
         with self._lock:
             if worker_id in self._leaving:

@@ -22,8 +22,11 @@ def first_counts(serve: ServeSettings) -> dict[str, int]:
     return {name: max(by_role[role] for role in roles) for name, roles in groups_of(serve.topology).items()}
 
 
-def group_meant(topology: str, name: str) -> str:
-    """The group of this name, or the one that has the role of this name. Raises InvalidRequest."""
+def group_meant(topology: str, name: str, param: str | None = None) -> str:
+    """The group of this name, or the one that has the role of this name. Raises InvalidRequest.
+
+    param: the request's field that has the name; None where the name is itself a field
+    """
     groups = groups_of(topology)
     if name in groups:
         return name
@@ -31,7 +34,8 @@ def group_meant(topology: str, name: str) -> str:
         if name in {role.value for role in roles}:
             return group
     names = [*groups, *(role.value for role in Role if role.value not in groups)]
-    raise InvalidRequest(f"{name[:64]!r} is no role of topology {topology}; there are {', '.join(names)}", param=name)
+    told = f"{name[:64]!r} is no role of topology {topology}; there are {', '.join(names)}"
+    raise InvalidRequest(told, param=param or name)
 
 
 def counts_wished(topology: str, counts: Mapping[str, int], wish: Mapping[str, int], most: int) -> dict[str, int]:

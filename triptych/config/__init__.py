@@ -27,6 +27,7 @@ from triptych.errors import ConfigError
 
 __all__ = [
     "ATTENTIONS",
+    "CLIENT_KEY_VARIABLE",
     "CPU_KV_BYTES",
     "GIB",
     "MIB",
@@ -46,6 +47,9 @@ __all__ = [
     "settings_as_values",
     "with_secret",
 ]
+
+
+CLIENT_KEY_VARIABLE = "TRIPTYCH_API_KEY"  # what clients of a server present; no setting of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,7 @@ def _read_environment(environment: Mapping[str, str], known: Collection[str]) ->
     """What TRIPTYCH_* variables say; a misspelt one must not pass for one that was obeyed."""
     key_by_variable = {"TRIPTYCH_" + key.replace(".", "_").upper(): key for key in known}
     given = {name: value for name, value in environment.items() if name.startswith("TRIPTYCH_")}
+    given.pop(CLIENT_KEY_VARIABLE, None)
     unknown = sorted(given.keys() - key_by_variable.keys())
     if unknown:
         raise ConfigError(f"unknown environment variable {unknown[0]}; {_suggestion(unknown[0], key_by_variable)}")

@@ -13,6 +13,7 @@ _SECONDS = 3.0
 _TICK_SECONDS = 1.5  # a Date counts whole seconds; by then it has moved on
 _PAUSE_SECONDS = 0.05
 _MUCH_SECONDS = 1.0
+_LATE_SECONDS = 1.0  # by which a server may be with its Date: most write it once a second, at no set moment of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def judge_clock(offset: Offset, peer: str) -> Finding:
 
 
 def offset_of(read: Callable[[], Reading], now: Callable[[], float] = time.monotonic) -> Offset:
-    """Asks until the other's second changes: at that moment its clock is known much better than to a second."""
+    """Asks until the other's Date changes: at that moment its clock is known to a second, else to two."""
     first = last = read()
     end = now() + _TICK_SECONDS
     while now() < end:
@@ -59,8 +60,12 @@ def offset_of(read: Callable[[], Reading], now: Callable[[], float] = time.monot
         if last.theirs != first.theirs:
             # It changed after the one was asked and before the other was answered.
             earliest, latest = before.asked_at, last.answered_at
-            return Offset(last.theirs - (earliest + latest) / 2, (latest - earliest) / 2)
-    return Offset(last.theirs + 0.5 - (last.asked_at + last.answered_at) / 2, 0.5)
+            return _between(last.theirs - latest, last.theirs + _LATE_SECONDS - earliest)
+    return _between(last.theirs - last.answered_at, last.theirs + 1.0 + _LATE_SECONDS - last.asked_at)
+
+
+def _between(least: float, most: float) -> Offset:
+    return Offset((least + most) / 2, (most - least) / 2)
 
 
 def read_date(peer: str) -> Reading:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from triptych.loadgen.exchange import ChatClient, Exchange, closed_loop, open_loop
-from triptych.loadgen.measures import Measures, measure
+from triptych.loadgen.measures import Measures, error_kind, measure, words_of
 from triptych.loadgen.options import BenchOptions
 from triptych.loadgen.provenance import provenance
 from triptych.loadgen.samples import Sample, judge
@@ -23,6 +23,13 @@ class BenchResult:
     options: BenchOptions
     samples: tuple[Sample, ...]  # in sending order
     measures: Measures
+
+    def examples(self) -> dict[str, str]:
+        """For each kind of error what the first of them said, in the server's words where it has any."""
+        found: dict[str, str] = {}
+        for error in filter(None, (sample.error for sample in self.samples)):
+            found.setdefault(error_kind(error), words_of(error))
+        return {kind: said for kind, said in found.items() if said}
 
     def to_json(self) -> dict[str, Any]:
         """Ready for json.dump: workload, figures, samples, and where they come from."""

@@ -23,6 +23,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(written)
     else:
         Console().print(render(result))
+        for kind, said in result.examples().items():
+            Console().print(f"{kind}, for example: {said}", markup=False, highlight=False, soft_wrap=True)
         if arguments.json is not None:
             arguments.json.write_text(written)
     return 0 if result.measures.completed else 1

@@ -24,6 +24,8 @@ Definitions (seconds; p50, p90, p99 are percentiles with linear interpolation):
     lateness    first byte - when the request was due (open loop): what the client itself got wrong
 """
 
+import contextlib
+import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -96,6 +98,14 @@ def error_kind(error: str) -> str:
     """What a failure has in common with others: `http 429`, `timeout`, `stream: no [DONE]`, ..."""
     parts = error.split(":")
     return ":".join(parts[:2]) if parts[0] in ("stream", "connection") else parts[0]
+
+
+def words_of(error: str) -> str:
+    """What a failure says beside its kind; of an answer in OpenAI's shape the message alone."""
+    said = error.removeprefix(error_kind(error)).removeprefix(":").strip()
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        return str(json.loads(said)["error"]["message"])
+    return " ".join(said.split())
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
