@@ -27,6 +27,7 @@ from triptych.router.probes import add_probes
 from triptych.router.router import Router
 from triptych.router.scale_admin import ScaleAdmin
 from triptych.router.supervision import Supervision
+from triptych.router.timeline_pages import add_timelines
 
 _NO_EMBEDDINGS = "no embedding model is served here; this server generates text"
 
@@ -125,6 +126,7 @@ def _build_others(
     app.add_exception_handler(HTTPException, _http_error)
     add_models(app, router)
     add_probes(app, router)
+    add_timelines(app, router.recent, lambda: gate.has_keys)
     add_discovery(app, router)
     _add_posts(app, posts)
     _add_admin(app, EmbeddingsAdmin(router, gate.has_key))

@@ -43,9 +43,10 @@ def critical_path(timeline: Timeline) -> Sequence[Part]:
     until, parts = timeline.first_token, list[Part]()
     if timeline.responded is not None:
         parts.append(Part("respond", until, timeline.responded))
-    later = Span("", until, until)
+    later, left = Span("", until, until), set(timeline.spans)
     while until > _LEAST:
-        before = max((span for span in timeline.spans if _leads_to(later, span, until)), key=_end, default=None)
+        before = max((span for span in left if _leads_to(later, span, until)), key=_end, default=None)
+        left.discard(before or later)  # one that took no time would be found again
         begin = min(max(0.0, before.end), until) if before is not None else 0.0
         parts += reversed(_between(begin, until, before, later, timeline.spans))
         if before is None:
@@ -83,7 +84,7 @@ _LATER = frozenset({"handover", "first_decode", "decode"})
 def _leads_to(later: Span, span: Span, until: float) -> bool:
     """Whether `later` may have begun because of `span`; clocks of two workers may contradict what must have been so."""
     leeway = _LEAST if span.worker == later.worker else span.off_by + later.off_by + _LEAST
-    if span is later or span.end > until + leeway or span.begin >= until:
+    if span.end > until + leeway or span.begin > until:
         return False
     if span.stage in _OF_ALL:
         return span.stage != "respond"

@@ -26,10 +26,11 @@ async def refuse(context: Any, error: TriptychError) -> None:
     await context.abort(wire.status_code(error), error.message, wire.failure_trailer(error))
 
 
-def told(arrived: float, stage: str, item: int = -1) -> dict[str, Any]:
-    """What a reply says of where its time went: all of it in one stage."""
+def told(arrived: float, stage: str, item: int = -1, before: Sequence[StageSpan] = ()) -> dict[str, Any]:
+    """What a reply says of where its time went: in one stage, behind what was before."""
     now = time.monotonic()
-    times = wire.stage_times_to_pb([StageSpan(stage, arrived, now, item)], arrived)
+    begin = before[-1].end if before else arrived
+    times = wire.stage_times_to_pb([*before, StageSpan(stage, begin, now, item)], arrived)
     return {"times": times, "since_arrival": now - arrived}
 
 
@@ -52,6 +53,7 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
         worker.salts.append(start.cache_salt)
         worker.kv_begins.append(start.kv_begin)
         cached_tokens = 0
+        read: list[StageSpan] = []
         for window, accepted in self._grants(layout):
             worker.log.append(f"window {','.join(str(item.index) for item in window)}")
             cached_tokens = accepted.cached_tokens
@@ -60,6 +62,8 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
                 await refuse(context, worker.fail_prefill.pop(0))
             if not await self._receive(requests, window, context):
                 return  # the router has given up
+            now = time.monotonic()
+            read += [StageSpan("rows_transfer", now, now, item.index) for item in window]
             await worker.window_gate.wait()
         total = layout.num_tokens + len(generated)
         refs = [wire.kv_ref_to_pb(self._kv_ref(start.kv_begin, total))] if start.decode_follows else []
@@ -67,7 +71,9 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
             yield prefill_pb2.PrefillReply(kv=refs)
             refs.clear()
         tokens = [self._first(start, branch, len(generated)) for branch in range(start.branches)]
-        first = prefill_pb2.FirstTokens(tokens=tokens, cached_tokens=cached_tokens, **told(arrived, "prefill"))
+        first = prefill_pb2.FirstTokens(
+            tokens=tokens, cached_tokens=cached_tokens, **told(arrived, "prefill", before=read)
+        )
         yield prefill_pb2.PrefillReply(kv=refs, first=first)
         if worker.fail_prefill_late:
             await worker.late_gate.wait()
