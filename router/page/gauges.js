@@ -15,7 +15,7 @@ class Instrument {
     this.note = html("span", { class: "note" });
     this.plot = svg("svg", { class: `plot of-${of}`, viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
     const caption = html("figcaption", {}, html("span", { class: "label" }, title), this.number, this.unit);
-    this.element = html("figure", { class: "gauge" }, caption, this.plot, this.note);
+    this.element = html("figure", { class: "gauge", "aria-label": title }, caption, this.plot, this.note);
   }
 
   show(number, unit, note) {

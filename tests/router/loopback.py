@@ -4,6 +4,7 @@ Tests steer it by its attributes: what it fails with, what it waits for; and rea
 """
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -57,6 +58,7 @@ class LoopbackWorker:
     max_model_len: int = 0  # likewise
     free_blocks: int = 1000
     queued_tokens: int = 0
+    gauges: dict[str, float] = field(default_factory=dict)  # that it tells of beside those
     finish_at: int = 1 << 30  # position at which sequences end by themselves
     says: Sequence[int] = ()  # these tokens, then the end; prefill and decode must agree
     token_pause_seconds: float = 0.0
@@ -171,12 +173,14 @@ class _Worker(worker_pb2_grpc.WorkerServicer):
             "kv_free_blocks": worker.free_blocks,
             "prefill_queued_tokens": worker.queued_tokens,
             "encoder_queued_tokens": worker.queued_tokens,
+            **worker.gauges,
         }
         reply = worker_pb2.StatusReply(
             worker_id=worker.worker_id,
             incarnation=worker.incarnation,
             roles=sorted(worker.roles),
             state=worker.state,
+            pid=os.getpid(),
             model_fingerprint=worker.fingerprint,
             gauges=[worker_pb2.Gauge(name=name, value=value) for name, value in gauges.items()],
             protocol=wire.PROTOCOL,

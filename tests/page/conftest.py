@@ -1,0 +1,73 @@
+"""One server, of three worker processes that compute nothing, and one browser for all."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import EMBEDDED
+from tests.processes import ProcessCluster
+from tools.browser import NAMES, Browser, Tab, find_browser
+from triptych.config import load_settings
+
+KEY = "operator-of-this-test"
+
+_TABLES: dict[str, dict[str, object]] = {
+    "serve": {"model": str(EMBEDDED), "served_name": "m", "device": "cpu", "cpu_threads": 1},
+    "router": {"port": 0, "log_level": "warning", "api_key": KEY, "self_test": False},
+}
+
+
+@pytest.fixture(scope="package")
+def cluster(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[ProcessCluster]:
+    """browser: none is started where there is no browser"""
+    flags = {f"{table}.{name}": value for table, entries in _TABLES.items() for name, value in entries.items()}
+    settings, folder = load_settings(environment={}, flags=flags), tmp_path_factory.mktemp("page")
+    cluster = ProcessCluster(settings, folder, _TABLES, module="tests.page.worker")
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    path = find_browser()
+    if path is None:
+        pytest.skip(f"there is no browser here, none of {', '.join(NAMES)}: apt-get install chromium")
+    with Browser(path, os.environ) as browser:
+        yield browser
+
+
+@pytest.fixture
+def empty_tab(browser: Browser, cluster: ProcessCluster) -> Iterator[Tab]:
+    """Of somebody who comes for the first time; everything that it asks for must be the server's."""
+    tab = browser.open()
+    tab.resize(1280, 900)
+    yield tab
+    asked = [event["params"]["request"]["url"] for event in tab.events_of("Network.requestWillBeSent")]
+    assert [url for url in asked if not url.startswith((f"{cluster.url}/", "blob:", "data:"))] == []
+    tab.close()
+
+
+@pytest.fixture
+def tab(empty_tab: Tab, cluster: ProcessCluster) -> Tab:
+    """With the page, of somebody who has shown the key before."""
+    script = f'sessionStorage.setItem("triptych-key", "{KEY}")'
+    empty_tab.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+    empty_tab.go(cluster.url)
+    empty_tab.wait("document.querySelectorAll('.worker[data-state=ready]').length === 3")
+    return empty_tab
+
+
+def complaints(tab: Tab) -> list[str]:
+    """What the browser has to complain of, in the console or elsewhere."""
+    found = [event["params"]["exceptionDetails"]["text"] for event in tab.events_of("Runtime.exceptionThrown")]
+    found += [str(event["params"]) for event in tab.events_of("Runtime.consoleAPICalled")]
+    found += [str(event["params"]["entry"]) for event in tab.events_of("Log.entryAdded")]
+    return found
+
+
+def red_circle() -> Path:
+    return Path(__file__).parent.parent / "data" / "red-circle.png"

@@ -1,0 +1,139 @@
+"""The page in a real browser. The last test kills one of the workers."""
+
+import os
+import signal
+import time
+
+import httpx
+
+from tests.page.accessibility import flaws, shows_focus, tree
+from tests.page.conftest import KEY, complaints, red_circle
+from tests.processes import ProcessCluster
+from tools.browser import Tab
+
+_FOCUS = "(document.activeElement.id || document.activeElement.className || document.activeElement.tagName)"
+_ANSWER = "document.getElementById('answer-text')"
+
+
+def press_until(tab: Tab, focused: str, most: int = 20) -> list[str]:
+    """Presses Tab until this element has the focus, and tells all that have had it; each must show that it has."""
+    seen: list[str] = []
+    while focused not in seen and len(seen) < most:
+        tab.press("Tab")
+        seen.append(tab.evaluate(_FOCUS))
+        assert shows_focus(tab), seen
+    return seen
+
+
+def background(tab: Tab) -> str:
+    colour: str = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    return colour
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab_alone(empty_tab: Tab, cluster: ProcessCluster) -> None:
+    tab = empty_tab
+    tab.go(cluster.url)
+    tab.wait("!document.getElementById('key').hidden && document.activeElement.id === 'key-field'")
+    assert flaws(tab) == []
+    tab.type("wrong")
+    tab.press("Enter")
+    assert tab.wait("document.getElementById('key-error').textContent") == (
+        "the API key is missing or wrong (invalid_api_key)"
+    )
+    tab.type(KEY)
+    tab.press("Enter")
+    tab.wait("document.getElementById('key').hidden && document.querySelectorAll('.worker').length === 3")
+    assert tab.evaluate("[Object.values(sessionStorage), Object.values(localStorage), document.cookie]") == [
+        [KEY],
+        [],
+        "",
+    ]
+    assert KEY not in tab.evaluate("location.href")
+
+
+def test_it_shows_the_cluster_and_whoever_cannot_see_it_is_told(tab: Tab) -> None:
+    assert tab.evaluate("document.getElementById('health').textContent") == "All 3 workers ready"
+    for role in ("encode", "prefill", "decode"):
+        assert tab.evaluate(f"document.querySelectorAll('#{role}-workers .worker').length") == 1
+    for scheme in ("light", "dark"):
+        tab.prefer(prefers_color_scheme=scheme)
+        assert flaws(tab) == []
+    told = {(role, name) for role, name, _ in tree(tab)}
+    assert {("heading", "Encode"), ("heading", "Prefill"), ("heading", "Decode"), ("meter", "Arena in use")} <= told
+    assert complaints(tab) == []
+
+
+def test_a_question_about_a_picture_is_asked_with_the_keyboard_alone(tab: Tab) -> None:
+    tab.catch_files()
+    seen = press_until(tab, "choose")
+    assert seen[0] == "skip"  # past everything, to the question
+    tab.press("Enter")
+    tab.choose_files([red_circle()])
+    tab.wait("document.getElementById('preview').naturalWidth > 0")
+    assert press_until(tab, "question") == ["sample", "remove", "question"]
+    tab.press("Enter")  # the question that stands there: What is in the image?
+    tab.wait(f"{_ANSWER}.textContent === 'red circle' && {_ANSWER}.getAttribute('aria-busy') === 'false'")
+    tab.wait("document.querySelector('#answer-bar .bar')")
+    [label] = {name for role, name, _ in tree(tab) if role in ("image", "img") and "in all" in name}
+    assert [part.split()[0] for part in label.split("; ")[0].split(", ")][-4:] == [
+        "encode",
+        "prefill",
+        "hand",
+        "decode",
+    ]
+    assert tab.evaluate("document.querySelectorAll('#requests tr').length") >= 1
+    tab.wait("document.querySelectorAll('.dot').length === 0")  # it has come out at the other end
+    assert flaws(tab) == []
+    assert complaints(tab) == []
+
+
+def test_an_error_is_told_as_the_api_words_it(tab: Tab) -> None:
+    script = """(() => {
+      const given = new DataTransfer();
+      given.items.add(new File(["no picture at all"], "broken.png", { type: "image/png" }));
+      document.dispatchEvent(new ClipboardEvent("paste", { clipboardData: given }));
+      document.getElementById("ask").requestSubmit();
+    })()"""
+    tab.evaluate(script)
+    told = tab.wait("document.getElementById('ask-error').textContent")
+    assert told.startswith("image 0: the file is not an image that is known here")
+    assert told.endswith("(unsupported_image_format)")
+    assert "alert" in {role for role, _, _ in tree(tab)}
+    assert flaws(tab) == []
+
+
+def test_the_theme_follows_the_system_until_it_is_chosen(tab: Tab, cluster: ProcessCluster) -> None:
+    shown = {}
+    for scheme in ("light", "dark"):
+        tab.prefer(prefers_color_scheme=scheme)
+        shown[scheme] = background(tab)
+    assert shown["light"] != shown["dark"]
+    press_until(tab, "theme")
+    for chosen, expected in (("light", "light"), ("dark", "dark"), ("system", "dark"), ("light", "light")):
+        tab.press(" ")
+        assert tab.evaluate("document.activeElement.textContent") == f"Theme: {chosen}"
+        assert background(tab) == shown[expected]
+    tab.go(cluster.url)
+    assert background(tab) == shown["light"]
+
+
+def test_it_fits_a_telephone_and_keeps_still_for_those_who_want_that(tab: Tab) -> None:
+    tab.prefer(prefers_reduced_motion="reduce")
+    tab.resize(360, 800)
+    assert tab.evaluate("document.scrollingElement.scrollWidth") <= 360
+    tab.evaluate("document.getElementById('ask').requestSubmit()")
+    tab.wait("document.querySelectorAll('#requests tr').length >= 1")
+    assert tab.evaluate("document.getAnimations().length") == 0
+    assert flaws(tab) == []
+
+
+def test_a_killed_worker_is_shown_within_three_seconds(tab: Tab, cluster: ProcessCluster) -> None:
+    known = httpx.get(f"{cluster.url}/v1/cluster", headers={"authorization": f"Bearer {KEY}"}, trust_env=False).json()
+    [worker] = [worker for worker in known["workers"] if worker["roles"] == ["prefill"]]
+    began = time.monotonic()
+    os.kill(worker["pid"], signal.SIGKILL)
+    tab.wait("document.querySelector('#prefill-workers .worker').dataset.state !== 'ready'", seconds=3)
+    assert time.monotonic() - began < 3
+    assert tab.evaluate("document.getElementById('health').textContent") == "2 of 3 workers ready; no prefill"
+    assert tab.evaluate("document.getElementById('said').textContent") == f"{worker['worker_id']} is not answering"
+    assert flaws(tab) == []
