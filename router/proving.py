@@ -173,6 +173,7 @@ class Prover:
             return
         except TimeoutError:
             logger.warning("the self-test of %s was not through within %g s", course, TEST_SECONDS)
+            self._count("failed")
             self._postpone(course, f"the self-test was not through within {TEST_SECONDS:g} s")
             return
         except TriptychError as error:

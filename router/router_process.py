@@ -151,7 +151,12 @@ def _modules(server: RouterServer) -> list[str]:
     return sorted({name.partition(".")[0] for name in sys.modules})
 
 
-_ANSWERS = {"modules": _modules, "workers": RouterServer.worker_states, "reasons": RouterServer.worker_reasons}
+_ANSWERS: Mapping[str, Callable[[RouterServer], Any]] = {
+    "modules": _modules,
+    "workers": RouterServer.worker_states,
+    "reasons": RouterServer.worker_reasons,
+    "faulty": RouterServer.faulty_workers,
+}
 
 
 def _worker(entry: Mapping[str, Any]) -> KnownWorker:

@@ -19,6 +19,7 @@ from triptych.router.app import build_apps
 from triptych.router.commons import Commons
 from triptych.router.connection import connection_class
 from triptych.router.link import KnownWorker
+from triptych.router.link_state import LinkState
 from triptych.router.router import Router
 from triptych.router.supervision import Supervision
 from triptych.router.threads import media_threads
@@ -106,6 +107,11 @@ class RouterServer:
         """Why this router gives a worker nothing, of those to which that applies."""
         router = self._router
         return {link.worker_id: link.reason for link in router.fleet.links if link.reason} if router is not None else {}
+
+    def faulty_workers(self) -> dict[str, tuple[int, str]]:
+        """Those that the self-test has refused: incarnation, and why."""
+        links = self._router.fleet.links if self._router is not None else ()
+        return {link.worker_id: (link.incarnation, link.reason) for link in links if link.state is LinkState.FAULTY}
 
     def stop(self) -> None:
         """Takes no new requests, lets those in flight finish for as long as settings say, then fails them."""

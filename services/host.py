@@ -83,6 +83,7 @@ class WorkerHost:
         self._service: WorkerService | None = None
         self._lock = threading.Lock()
         self._stopped = False
+        self.stage = "loads its libraries"  # what `start` is at
 
     def start(self) -> Endpoint:
         wake_quickly()
@@ -92,6 +93,11 @@ class WorkerHost:
         except BaseException:
             self.stop()
             raise
+
+    @property
+    def trouble(self) -> str:
+        """Of which it will end by itself; empty while there is none."""
+        return "its device, or a loop of its own, hangs" if self._canary is not None and self._canary.is_hung() else ""
 
     @property
     def memory(self) -> str:
@@ -184,9 +190,11 @@ class WorkerHost:
         )
         self._nixl = site.nixl  # whatever fails from here on, `stop` closes it
         if self._placement.roles & {Role.PREFILL, Role.DECODE}:
+            self.stage = "loads the language model"
             self._language = Language(site)
             self._language.engine.start()
         for role in sorted(self._placement.roles):
+            self.stage = f"prepares to {role}"
             self._roles.append(self._builders[role](site, self._language, server))
         if site.nixl is not None:
             # One that decodes as well hands its blocks to itself.

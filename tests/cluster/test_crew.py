@@ -6,14 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 import ray
 
-from triptych.cluster import member
+from triptych.cluster import member, pacing, progress
 from triptych.cluster.actors import WorkerAddress
 from triptych.cluster.crew import Crew
 from triptych.cluster.hiring import Hiring
+from triptych.cluster.progress import Progress
 from triptych.cluster.reconcile import State
 from triptych.cluster.runtime import RayRuntime
 from triptych.cluster.view import View
@@ -60,6 +63,27 @@ class Terminated(Light):
 
     def address(self) -> WorkerAddress:
         return replace(super().address(), is_draining=self._is_draining.is_set())
+
+
+class Stuck(Light):
+    """Its first encoder stands still before it says a word, prefill loads for long, and does something all the time."""
+
+    def __init__(self, worker_id: str, roles: list[str], settings: Settings, loopback: bool) -> None:
+        super().__init__(worker_id, roles)
+        self._began = time.monotonic()
+        folder = Path(settings.serve.profile_folder)
+        if worker_id == "encode-0" and not list(folder.iterdir()):
+            (folder / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def address(self) -> WorkerAddress | Progress:  # type: ignore[override]
+        seconds = time.monotonic() - self._began
+        if self._worker_id == "prefill-0" and seconds < 1.5 * STALL_SECONDS:
+            return Progress("loads a model", seconds)
+        return super().address()
+
+
+STALL_SECONDS = 3.0  # a process of Ray's takes a second, on a busy machine, before it can say anything
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -137,6 +161,42 @@ def test_one_that_stands_still_is_ended_and_another_takes_its_place(
     wait(crew, lambda view: not os.path.exists(f"/proc/{before['encode-0']}"))
 
 
+def test_a_start_that_does_not_go_on_is_ended_and_tried_again(
+    crew_of: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(progress, "STALL_SECONDS", STALL_SECONDS)
+    crew = crew_of(Stuck, profile_folder=str(tmp_path))
+    notes = [worker.note for worker in wait(crew, lambda view: "loads a model" in str(view.workers)).workers]
+    assert any(note.startswith("loads a model, for ") for note in notes)
+    view = wait(crew, settled)
+    told = [text for _, text in view.news if " is down" in text]
+    assert told == ["encode-0 is down: its start has not gone on for 3 s"]
+    (stopped,) = tmp_path.iterdir()
+    wait(crew, lambda view: not os.path.exists(f"/proc/{stopped.name}"))
+
+
+def test_one_that_is_refused_is_replaced_with_the_reason_and_ever_more_rarely(
+    crew_of: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pacing, "BURST", 1)
+    monkeypatch.setattr(pacing, "INTERVAL_SECONDS", 0.25)
+    crew = crew_of(Light)
+    began = time.monotonic()
+    crew.replace("decode-0", 7, "another that was there before")
+    crew.replace("decode-9", 1, "nobody")
+    for number in (1, 2, 3):
+        before = {each.worker_id: each.pid for each in wait(crew, settled).addresses}
+        if number == 1:
+            assert time.monotonic() - began >= 2 * 0.25, "three that start at once do so in turns"
+        crew.replace("decode-0", 1, "it gave a wrong answer")
+        wait(crew, lambda view: sum("decode-0 is down" in text for _, text in view.news) == number)  # noqa: B023
+        after = {each.worker_id: each.pid for each in wait(crew, settled).addresses}
+        assert {name for name in after if after[name] != before[name]} == {"decode-0"}
+    told = [text for _, text in crew.view().news if "is down" in text]
+    assert told[0] == "decode-0 is down: it gave a wrong answer"
+    assert told[2].endswith("3 times in a row now, the next try is in 1 s")
+
+
 def test_one_that_gets_a_sigterm_is_replaced_while_it_finishes(crew_of: Callable[..., Crew]) -> None:
     crew = crew_of(Terminated)
     before = {each.worker_id: each.pid for each in wait(crew, settled).addresses}
@@ -194,6 +254,17 @@ def test_who_was_to_leave_is_forgotten_with_the_wish(crew_of: Callable[..., Crew
     wait(crew, settled)
     crew.scale({"decode": 2})
     assert ids(wait(crew, settled)) == ["decode-0", "decode-1", "encode-0", "prefill-0"]
+
+
+def test_a_ray_of_our_own_listens_on_loopback_alone() -> None:
+    listening = [
+        (process.name(), connection.laddr.ip)
+        for process in psutil.Process().children(recursive=True)
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert {name for name, _ in listening} >= {"gcs_server", "raylet"}
+    assert {address.removeprefix("::ffff:") for _, address in listening} == {"127.0.0.1"}, listening
 
 
 def test_stopping_ends_every_process(crew_of: Callable[..., Crew]) -> None:

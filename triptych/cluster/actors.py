@@ -7,6 +7,7 @@ runs, so it stays free of torch and starts fast.
 import importlib
 import logging
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,9 +15,13 @@ from typing import Any
 import ray
 
 from triptych.cluster.finishing import finish_on_sigterm
+from triptych.cluster.progress import Progress, work_done
 from triptych.config import Settings
+from triptych.errors import TriptychError
 from triptych.garbage import settle
 from triptych.journey import Endpoint, Role
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,40 +34,66 @@ class WorkerAddress:
     pid: int
     is_draining: bool = False
     memory: str = ""  # what it is for, in words
+    trouble: str = ""  # of which it is about to end
 
 
 class WorkerActor:
-    """One worker, for as long as its process lives: another one takes its place, under the same id or another."""
+    """One worker, for as long as its process lives: another one takes its place, under the same id or another.
+
+    It loads on a thread of its own, so that whoever keeps it hears how far it is.
+    """
 
     def __init__(self, worker_id: str, roles: Sequence[str], settings: Settings, loopback: bool) -> None:
         _log_to_stderr(settings)
-        host_module: Any = importlib.import_module("triptych.services.host")
-        roles_module: Any = importlib.import_module("triptych.cluster.roles")
-        placement = host_module.Placement(
-            worker_id=worker_id,
-            roles=frozenset(Role(role) for role in roles),
-            bind_host="127.0.0.1" if loopback else ray.util.get_node_ip_address(),
-            device=settings.serve.device,
-            device_share=_device_share(),
-        )
-        self._host = host_module.WorkerHost(placement, roles_module.BUILDERS, settings)
-        endpoint = self._host.start()
-        self._address = WorkerAddress(worker_id, placement.roles, endpoint, os.getpid(), memory=self._host.memory)
+        bind_host = "127.0.0.1" if loopback else ray.util.get_node_ip_address()
+        self._host: Any = None
+        self._ready: WorkerAddress | None = None
+        self._failure: Exception | None = None
+        self._is_draining = False
         # In place of Ray's own handler, by which the process would end at once.
         drain_seconds = settings.serve.drain_seconds or settings.router.request_timeout_seconds
         finish_on_sigterm(self.drain, self.stop, drain_seconds)
-        settle()
+        what = (worker_id, frozenset(Role(role) for role in roles), bind_host, _device_share(), settings)
+        threading.Thread(target=self._load, args=what, name="load", daemon=True).start()
 
-    def address(self) -> WorkerAddress:
-        return self._address
+    def address(self) -> WorkerAddress | Progress:
+        """Where it is, or how far. Raises why it cannot be."""
+        if self._failure is not None:
+            raise self._failure
+        if self._ready is None:
+            return Progress(self._host.stage if self._host is not None else "loads its libraries", work_done())
+        return replace(self._ready, is_draining=self._is_draining, trouble=self._host.trouble)
 
     def drain(self) -> bool:
         """Takes nothing new from now on. Whether all that was here has ended."""
-        self._address = replace(self._address, is_draining=True)
-        return bool(self._host.drain())
+        self._is_draining = True
+        return self._ready is None or bool(self._host.drain())
 
     def stop(self) -> None:
-        self._host.stop()
+        if self._ready is not None:
+            self._host.stop()
+
+    def _load(
+        self, worker_id: str, roles: frozenset[Role], bind_host: str, device_share: float, settings: Settings
+    ) -> None:
+        try:
+            host_module: Any = importlib.import_module("triptych.services.host")
+            roles_module: Any = importlib.import_module("triptych.cluster.roles")
+            placement = host_module.Placement(
+                worker_id=worker_id,
+                roles=roles,
+                bind_host=bind_host,
+                device=settings.serve.device,
+                device_share=device_share,
+            )
+            self._host = host_module.WorkerHost(placement, roles_module.BUILDERS, settings)
+            endpoint = self._host.start()
+            settle()
+            self._ready = WorkerAddress(worker_id, roles, endpoint, os.getpid(), memory=self._host.memory)
+        except Exception as error:
+            if not isinstance(error, TriptychError):  # which says all that there is to know
+                log.exception("the worker could not start")
+            self._failure = error
 
 
 def _device_share() -> float:

@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from triptych.cluster.groups import counts_wished, first_counts, group_meant, groups_of
 from triptych.cluster.hiring import Hiring
 from triptych.cluster.member import Member, reason_of
+from triptych.cluster.pacing import Pace
 from triptych.cluster.reconcile import Action, Backoff, Desired, Drain, Start, State, reconcile
 from triptych.cluster.view import View
 from triptych.config import Settings
@@ -58,6 +59,8 @@ class Crew:
             worker_id: Member(worker_id, _group_in(worker_id), actor, now) for worker_id, actor in here.items()
         }
         self._backoff = Backoff()
+        self._pace = Pace(now)
+        self._condemned: dict[tuple[str, int], str] = {}  # why, by id and incarnation
         self._failures: dict[str, str] = {}
         self._news: deque[tuple[int, str]] = deque(maxlen=_KEPT_NEWS)
         self._told_at = 0.0
@@ -99,6 +102,15 @@ class Crew:
             self._leaving |= {worker_id}
             self._want(counts)
 
+    def replace(self, worker_id: str, incarnation: int, reason: str) -> None:
+        """Ends a worker that answers and is of no use, so that another takes its place. Of one that is gone, nothing.
+
+        reason: why, for whoever watches
+        """
+        with self._lock:
+            self._condemned[worker_id, incarnation] = reason
+        self._wake.set()
+
     def stop(self, may_end: bool = True) -> None:
         """Ends all workers, whatever they have, as this crew is nobody else's. Returns when they have gone."""
         self._done.set()
@@ -106,7 +118,8 @@ class Crew:
         if self._thread.ident is not None:
             self._thread.join(2 * _STOP_SECONDS)
         members = list(self._members.values())
-        stopping = [member.actor.stop.remote() for member in members]
+        # One that waits for its place would not hear it.
+        stopping = [member.actor.stop.remote() for member in members if member.address or member.load.is_there]
         if stopping:
             ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECONDS)
         for member in members:
@@ -180,7 +193,10 @@ class Crew:
                     self._failures.pop(member.worker_id, None)
                     memory = f": {member.address.memory}" if member.address and member.address.memory else ""
                     self._say(f"{member.worker_id} ready{memory}")
+        with self._lock:
+            condemned, self._condemned = self._condemned, {}
         for member in list(self._members.values()):
+            member.condemn(condemned)
             if member.state is State.STOPPING and time.monotonic() >= member.stops_at and not member.is_gone:
                 member.end()
             member.look_alive(time.monotonic())
@@ -198,7 +214,7 @@ class Crew:
             self._backoff.forget(worker_id)
             self._say(f"{worker_id} has ended")
             return
-        waits = self._backoff.failed(worker_id, now, member.ready_seconds(now))
+        waits = self._backoff.failed(worker_id, now, member.useful_seconds(now))
         failures = self._backoff.failures[worker_id]
         self._failures[worker_id] = member.failure
         text = f"{worker_id} is down: {member.failure}"
@@ -216,6 +232,8 @@ class Crew:
     def _carry_out(self, action: Action) -> None:
         now = time.monotonic()
         if isinstance(action, Start):
+            if not self._pace.take(now):
+                return  # the next look asks again
             actor = self._hiring.hire(action.worker_id, self._roles[action.group])
             member = Member(action.worker_id, action.group, actor, now)
             self._members[action.worker_id] = member

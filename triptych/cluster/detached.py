@@ -98,6 +98,9 @@ class CrewActor:
     def switch(self, worker_id: str, role: str) -> None:
         self._crew.switch(worker_id, role)
 
+    def replace(self, worker_id: str, incarnation: int, reason: str) -> None:
+        self._crew.replace(worker_id, incarnation, reason)
+
     def leave(self, server: str, may_end: bool) -> None:
         """Ends the workers and this actor, where that was the last server and they may be ended."""
         self._seen_at.pop(server, None)
@@ -201,6 +204,9 @@ class DetachedCrew:
 
     def switch(self, worker_id: str, role: str) -> None:
         self._call("switch", worker_id, role)
+
+    def replace(self, worker_id: str, incarnation: int, reason: str) -> None:
+        self._call("replace", worker_id, incarnation, reason)
 
     def stop(self, may_end: bool = True) -> None:
         """Leaves the cluster, and ends it where no other server is attached.

@@ -4,10 +4,18 @@ import os
 import select
 import socket
 import struct
+from typing import Any
 
 import ray
+from ray._private import state
 
 _CREDENTIALS = struct.Struct("3i")  # pid, user and group, as SO_PEERCRED has them
+
+
+def has_process(actor: Any) -> bool:
+    """Whether Ray has found a place for it, and started its process there; what the public API tells only where a
+    dashboard runs."""
+    return bool(state.actors(actor._actor_id.hex()).get("Pid"))
 
 
 class RayletWatch:

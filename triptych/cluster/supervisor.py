@@ -34,6 +34,7 @@ _SHORT_SECONDS = 0.05
 _CALL_SECONDS = 5.0
 _STOP_SECONDS = 5.0
 _PORT_SECONDS = 15.0
+_FAULTY_SECONDS = 1.0
 
 
 class Supervisor:
@@ -195,9 +196,11 @@ class Supervisor:
             time.sleep(_SHORT_SECONDS)
 
     def _wait_ready(self, crew: Crew | DetachedCrew, routers: RouterProcesses) -> None:
-        """Until the routers, too, have found every worker ready."""
+        """Until the routers, too, have found every worker ready. Raises ClusterError, at once for one they refuse."""
         deadline = time.monotonic() + _READY_SECONDS
         while waiting := self._join(crew.view(), routers):
+            for name, _, reason in self._faulty(routers) if not isinstance(crew, DetachedCrew) or crew.is_new else ():
+                raise ClusterError(f"no request can be sent to {name}: {reason}")
             if time.monotonic() > deadline:
                 reasons: dict[str, str] = {}
                 for told in routers.ask("reasons", _CALL_SECONDS):
@@ -210,6 +213,7 @@ class Supervisor:
         """Keep every router's list current."""
         assert self._crew is not None
         assert self._routers is not None
+        looked_at = time.monotonic()
         while not self._done.wait(_POLL_SECONDS):
             if self._runtime is not None and self._runtime.is_gone and not self._return():
                 self._progress("Ray has gone, and this server's workers with it")
@@ -222,6 +226,22 @@ class Supervisor:
                 return
             self._routers.update(view.addresses)
             self._join(view, self._routers)
+            if time.monotonic() - looked_at >= _FAULTY_SECONDS:
+                looked_at = time.monotonic()
+                self._replace_faulty(self._crew, self._routers)
+
+    def _replace_faulty(self, crew: Crew | DetachedCrew, routers: RouterProcesses) -> None:
+        for worker_id, incarnation, reason in self._faulty(routers):
+            try:
+                crew.replace(worker_id, incarnation, reason)
+            except ClusterError as error:  # the next look tries again
+                log.warning("%s was not replaced: %s", worker_id, error)
+
+    @staticmethod
+    def _faulty(routers: RouterProcesses) -> list[tuple[str, int, str]]:
+        """Workers to which some router's self-test gives nothing any more: id, incarnation, and why."""
+        answers = routers.ask("faulty", seconds=1.0)
+        return [(worker_id, *told) for answer in answers for worker_id, told in (answer or {}).items()]
 
     def _return(self) -> bool:
         """Whether Ray is back once its head was started again, and with it the workers. Routers need neither."""
