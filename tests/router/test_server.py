@@ -22,6 +22,7 @@ from triptych.errors import ConfigError
 from triptych.journey import Endpoint, Role
 from triptych.models.card import ModelCard
 from triptych.router.link import KnownWorker
+from triptych.router.self_test import NUM_TOKENS, known_answer
 from triptych.router.server import RouterServer
 
 ANY_PORT = Settings(router=RouterSettings(port=0, status_interval_seconds=0.05))
@@ -119,6 +120,25 @@ def test_two_servers_live_side_by_side(card: ModelCard) -> None:
 
 
 @pytest.mark.anyio
+async def test_whoever_keeps_the_workers_hears_which_one_the_self_test_has_refused(card: ModelCard) -> None:
+    workers = tiers(card, "e", "p", "d", "d")
+    for worker in workers:
+        worker.says = known_answer(card.folder)
+        await worker.start()
+    workers[3].says = [*known_answer(card.folder)[:1], *[99] * NUM_TOKENS]
+    server = RouterServer(Settings(router=RouterSettings(**(QUICK | {"self_test": True}))), card)
+    await asyncio.to_thread(server.start)
+    server.update([worker.known for worker in workers])
+    await until(lambda: server.worker_states().get("d-2") == "ready" and bool(server.faulty_workers()))
+    ((name, (incarnation, reason)),) = server.faulty_workers().items()
+    assert (name, incarnation) == ("d-3", workers[3].incarnation)
+    assert reason.startswith("it gave a wrong answer: token 1 is 99, expected ")
+    await asyncio.to_thread(server.stop)
+    for worker in workers:
+        await worker.kill()
+
+
+@pytest.mark.anyio
 async def test_answers_get_their_time_when_it_is_stopped_and_then_an_error_event(
     card: ModelCard, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -130,7 +150,9 @@ async def test_answers_get_their_time_when_it_is_stopped_and_then_an_error_event
     server = RouterServer(Settings(router=limits), named, [worker.known])
     url = f"http://127.0.0.1:{await asyncio.to_thread(server.start)}"
     async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client:
-        await until(lambda: server.worker_states() == {"epd-0": "ready"})
+        async with asyncio.timeout(10):
+            while (await client.get("/health")).status_code != 200:
+                await asyncio.sleep(0.02)
 
         async def asked(max_tokens: int, *, stream: bool) -> str:
             body = chat_body(max_tokens=max_tokens, stream=stream)
