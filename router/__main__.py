@@ -1,7 +1,6 @@
 """`python -m triptych.router`: a router over workers that are already there."""
 
 import argparse
-import logging
 import signal
 import threading
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from triptych.config import load_settings
 from triptych.garbage import settle
 from triptych.journey import Endpoint
+from triptych.logs import log_to_stderr
 from triptych.models.card import load_card
 from triptych.router.link import KnownWorker
 from triptych.router.server import RouterServer
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "router.port": options.port,
     }
     settings = load_settings(options.config, flags=flags)
-    logging.basicConfig(level=settings.router.log_level.upper(), format="%(asctime)s %(name)s %(message)s")
+    log_to_stderr(settings.router.log_level, settings.observe.log_format, "router")
     serve = settings.serve
     card = load_card(serve.model, serve.dtype, print, serve.load_format, settings.language.precision)
     workers = [KnownWorker(address, Endpoint(address, incarnation=0)) for address in options.worker]

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from triptych.router.recent import Entry
+
 
 @dataclass(slots=True)
 class Account:
@@ -9,6 +11,7 @@ class Account:
 
     error: class of what the last one failed with, though the status may have told success already
     is_judged: whether an answer, or the want of one, was held against a class of service
+    entry: what is kept of the last one that came as far as the workers
     """
 
     model: str = ""
@@ -18,6 +21,7 @@ class Account:
     cached_tokens: int = 0
     error: str = ""
     is_judged: bool = False
+    entry: Entry | None = None
 
     @property
     def num_tokens(self) -> int:

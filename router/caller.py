@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from starlette.types import Scope
 
 from triptych.router.account import Account
+from triptych.router.trace_context import TraceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,7 @@ class Caller:
     account: where the edge has summed up what the request takes; None where nobody keeps account
     service_class: what its answer is held against; empty where nobody does
     endpoint: the path that was asked
+    trace: which it belongs to, if to any
     """
 
     tenant: str = ""
@@ -22,6 +24,7 @@ class Caller:
     account: Account | None = field(default=None, compare=False)
     service_class: str = field(default="", compare=False)
     endpoint: str = field(default="", compare=False)
+    trace: TraceContext | None = field(default=None, compare=False)
 
 
 NOBODY = Caller()
@@ -35,6 +38,7 @@ def caller_of(scope: Scope) -> Caller:
         state.get("account"),
         state.get("service_class", ""),
         scope.get("path", ""),
+        state.get("trace"),
     )
 
 

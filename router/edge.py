@@ -113,6 +113,7 @@ class _Exchange:
         state["request_id"] = self._id
         state["account"] = self._account
         state["arrived"] = time.perf_counter()
+        state["trace"] = edge.gate.trace_of(scope)
 
     async def run(self) -> None:
         try:

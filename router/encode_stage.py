@@ -49,7 +49,7 @@ class EncodeStage:
             level = logging.INFO if isinstance(error, Draining) else logging.WARNING
             timeline = self._tools.request.timeline
             timeline.retried.append(Retried(Role.ENCODE, type(error).__name__, timeline.since_start()))
-            request_id = self._tools.request.id.hex()
+            request_id = self._tools.request.log_id
             logger.log(
                 level, "request %s: encode is tried again for %d items: %s", request_id, len(self._waiting), error
             )

@@ -7,12 +7,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from starlette.types import Scope
+
 from triptych.errors import ConfigError, TriptychError, Unauthorized
 from triptych.router.account import Account
 from triptych.router.auth import Key, KeyFile
 from triptych.router.limits import Limiter, Meter
 from triptych.router.pace import Pace
+from triptych.router.request_log import RequestLog
 from triptych.router.router import Ended, Router
+from triptych.router.trace_context import TraceContext, read_traceparent
 from triptych.router.usage_log import UsageLog
 
 logger = logging.getLogger(__name__)
@@ -33,6 +37,8 @@ class Gate:
         self._limiter.update(self._keys.ring.limits_by_tenant)
         log_path = settings.router.usage_log
         self._usage_log = UsageLog(Path(log_path), self._dropped) if log_path else None
+        observe = settings.observe
+        self._request_log = RequestLog(observe) if observe.log_format == "json" else None
         self._pace = Pace()
         self._watching: asyncio.Task[None] | None = None
         router.on_end.append(self._ended)
@@ -40,6 +46,8 @@ class Gate:
     def start(self) -> None:
         if self._usage_log is not None:
             self._usage_log.start()
+        if self._request_log is not None:
+            self._request_log.start()
         if self._keys.changes:
             self._watching = asyncio.create_task(self._watch())
 
@@ -50,6 +58,8 @@ class Gate:
             await asyncio.wait({self._watching})
         if self._usage_log is not None:
             await asyncio.to_thread(self._usage_log.close)
+        if self._request_log is not None:
+            await asyncio.to_thread(self._request_log.close)
 
     @property
     def has_keys(self) -> bool:
@@ -86,6 +96,17 @@ class Gate:
         self, tenant: str, request_id: str, endpoint: str, status: int, account: Account, began: float
     ) -> None:
         """began: on the monotonic clock of `time`"""
+        if self._request_log is not None:
+            told = {
+                "request_id": request_id,
+                "tenant": tenant,
+                "endpoint": endpoint,
+                "model": account.model,
+                "status": status,
+                "error": account.error,
+                "seconds": round(time.monotonic() - began, 6),
+            }
+            self._request_log.write(told, status, account.entry)
         if self._usage_log is not None:
             self._usage_log.write(
                 {
@@ -103,6 +124,13 @@ class Gate:
                     "seconds": round(time.monotonic() - began, 4),
                 }
             )
+
+    def trace_of(self, scope: Scope) -> TraceContext | None:
+        """Which trace a request belongs to, if to any."""
+        for name, value in scope["headers"]:
+            if name == b"traceparent" and (trace := read_traceparent(value.decode("latin-1"))) is not None:
+                return trace
+        return None
 
     def service_class(self, told: str, of_key: str = "") -> str:
         """Name of the class of service: the header's, else the key's. Raises InvalidRequest where there is none."""

@@ -65,7 +65,7 @@ class Pipeline:
         except TriptychError as error:
             request.end(Stage.FAILED, error)
         except Exception as error:  # a bug of ours must end this request alone, and be seen
-            logger.exception("request %s failed", request.id.hex())
+            logger.exception("request %s failed", request.log_id)
             request.end(Stage.FAILED, InternalError(repr(error)))
         finally:
             self._under_way.discard(request)
@@ -112,7 +112,7 @@ class Pipeline:
             timeline, stage = request.timeline, str(attempt.blamed or "")
             timeline.retried.append(Retried(stage, type(error).__name__, timeline.since_start()))
             level = logging.INFO if isinstance(error, Draining | Preempted) else logging.WARNING
-            logger.log(level, "request %s: %s is tried again: %s", request.id.hex(), attempt.blamed, error)
+            logger.log(level, "request %s: %s is tried again: %s", request.log_id, attempt.blamed, error)
             await asyncio.wait({tidying})  # workers must have let go before they are asked again
             if attempt.failed_at is not None and not isinstance(error, Preempted):
                 avoid.add(attempt.failed_at)  # one that is full is no worse than others, and keeps the request's place

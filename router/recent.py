@@ -10,6 +10,7 @@ from triptych.errors import TimelineExpired, TimelineNotFound
 from triptych.router.critical_path import critical_path, stage_seconds
 from triptych.router.request import Request
 from triptych.router.timeline import Timeline
+from triptych.router.trace_context import TraceContext
 from triptych.router.usage import Usage
 
 _ENTRY_BYTES = 1200  # about what one takes without its spans
@@ -39,7 +40,7 @@ class Entry:
     seconds: float = 0.0  # until it was over
     state: str = ""  # once it is over: finished, failed, cancelled
     error: str = ""  # the class of what it failed with
-    trace: str = ""  # 32 hexadecimal digits, where the request belongs to one
+    trace: TraceContext | None = None
     started: float = field(default_factory=time.time)  # in seconds since 1970
 
     @property

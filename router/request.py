@@ -51,6 +51,8 @@ class Request:
         self.prompt_tokens = prepared.layout.num_tokens
         self.image_tokens = prepared.layout.num_rows  # among them
         self.cached_tokens = 0  # and those whose KV was there already
+        self.log_id = request_id.hex()  # as logs call it: what the client reads in x-request-id, if there is a client
+        self.traceparent = ""  # for the workers
         self.cached_items = 0  # whose rows were there already, or being made for another request
         self.stopped_early = False  # the reader has seen enough of a choice that its worker still continues
         self.all_finished = asyncio.Event()

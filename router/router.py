@@ -171,7 +171,7 @@ class Router:
             raise
         request.on_placed = on_placed
         self.books.began(request)
-        self.recent.begin(request, caller.request_id, caller.tenant, caller.endpoint)
+        self._name(request, caller)
 
         def ended(run: Run, error: BaseException | None) -> None:
             holding.close()
@@ -191,6 +191,15 @@ class Router:
     def running(self) -> int:
         """Requests in flight."""
         return len(self.books.requests)
+
+    def _name(self, request: Request, caller: Caller) -> None:
+        """By what its client, logs and timelines know it."""
+        request.log_id = caller.request_id or request.log_id
+        entry = self.recent.begin(request, request.log_id, caller.tenant, caller.endpoint)
+        if caller.trace is not None:
+            request.traceparent, entry.trace = caller.trace.traceparent, caller.trace
+        if caller.account is not None:
+            caller.account.entry = entry
 
     def expose_metrics(self) -> bytes:
         """The body of /metrics, all of it as it is now."""

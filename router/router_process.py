@@ -25,6 +25,7 @@ from triptych.errors import TriptychError
 from triptych.garbage import settle
 from triptych.journey import Endpoint, Role
 from triptych.json_lines import JsonLines
+from triptych.logs import log_to_stderr
 from triptych.metrics import FOLDER_VARIABLE
 from triptych.models.card import load_card
 from triptych.router.commons import Commons
@@ -97,9 +98,7 @@ _DIVIDED = (
 
 def _start(task: Mapping[str, Any], listener: socket.socket, supervision: Supervision) -> RouterServer:
     settings = share_of(load_settings(environment={}, flags=task["settings"]), task["count"])
-    logging.basicConfig(
-        level=settings.router.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s", force=True
-    )
+    log_to_stderr(settings.router.log_level, settings.observe.log_format, f"router-{task['index']}")
     if task["metrics_folder"]:
         _count_in(task["metrics_folder"], task["index"])
     serve, precision = settings.serve, settings.language.precision

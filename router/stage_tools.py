@@ -62,6 +62,7 @@ class StageTools:
     def envelope(self, link: WorkerLink) -> common_pb2.Envelope:
         message = link.envelope(self.request.id, self.number, self.seconds_left())
         message.checksums = self.request.prepared.checksums
+        message.log_id, message.traceparent = self.request.log_id, self.request.traceparent
         return message
 
     @property

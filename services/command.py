@@ -1,7 +1,6 @@
 """The command line of a worker that is started by hand instead of by the cluster."""
 
 import argparse
-import logging
 import signal
 import threading
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from triptych.config import load_settings
 from triptych.garbage import settle
 from triptych.journey import Role
+from triptych.logs import log_to_stderr
 from triptych.services.host import Builder, Placement, WorkerHost, parse_roles
 
 
@@ -25,10 +25,10 @@ def run_worker(builders: Mapping[Role, Builder]) -> None:
     parser.add_argument("--roles", default=",".join(sorted(builders)), help="comma-separated")
     parser.add_argument("--config", type=Path)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     flags = {f"serve.{name}": getattr(arguments, name) for name in ("model", "device", "dtype")}
     settings = load_settings(arguments.config, flags=flags)
     roles = parse_roles(arguments.roles.split(","))
+    log_to_stderr("info", settings.observe.log_format, arguments.worker_id)
     placement = Placement(
         worker_id=arguments.worker_id or "-".join(sorted(roles)),
         roles=roles,

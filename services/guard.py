@@ -21,11 +21,13 @@ from triptych.errors import (
     WrongIncarnation,
 )
 from triptych.journey import RequestId
+from triptych.logs import about
 from triptych.pb import common_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 Reply = TypeVar("Reply")
+_DASHES = 3  # of a traceparent
 
 
 class Door:
@@ -45,6 +47,9 @@ class Door:
     def inside(self, envelope: pb.Envelope, *, new_work: bool) -> Iterator[None]:
         """A call that is let in, until it ends. Raises as `check` does, and Draining for new work while draining."""
         self.check(envelope)
+        # Of this call's task and of what it starts: a call is a task of its own, so nothing has to be set back.
+        about(envelope.log_id or envelope.request_id.hex(), trace_of(envelope.traceparent))
+        log.debug("a call of attempt %d is let in", envelope.attempt)
         if new_work and self.draining:
             raise Draining("this worker takes no new work any more")
         self.num_inside += 1
@@ -73,6 +78,11 @@ class Door:
         if lease_ms < 1:
             raise InvalidRecord("a claim needs a lease of at least a millisecond")
         return min(lease_ms / 1000, self.longest_lease_seconds)
+
+
+def trace_of(traceparent: str) -> str:
+    """The trace's id; empty where there is none."""
+    return traceparent.split("-")[1] if traceparent.count("-") >= _DASHES else ""
 
 
 def deadline_of(envelope: pb.Envelope) -> float:

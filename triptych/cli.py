@@ -82,6 +82,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chat-template", metavar="FILE", help="a template in place of the model's own")
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one (default: 8000)")
+    parser.add_argument("--log-format", choices=("text", "json"), help="json: one object a line, one for each request")
     parser.add_argument("--admin-port", type=int, help="port that /metrics, /admin/ and /v1/cluster move to")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -118,7 +119,7 @@ class PrefillWorker(RoleWorker):
         if call is not None:
             # It may queue behind other pulls for longer than its lease.
             self._language.peers.keep(ref.owner, ref.claim_id, ref.lease_seconds)
-            self._pulls.submit(ref.owner, partial(self._pull, call, item_index, ref))
+            self._pulls.submit(ref.owner, partial(copy_context().run, self._pull, call, item_index, ref))
 
     def export(self, call: _Call, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int) -> KVRef | None:
         """A claim on the blocks; the engine's share of them ends with it. None, and no claim, once cancelled."""

@@ -84,6 +84,8 @@ class LoopbackWorker:
     drains: bool = False  # it refuses new work, and only then tells that it drains
     is_full: bool = False  # reservations wait for as long as they may, and are refused
     log: list[str] = field(default_factory=list)
+    log_ids: set[str] = field(default_factory=set)  # of all calls that were let in
+    traceparents: set[str] = field(default_factory=set)  # likewise
     checksums: list[bool] = field(default_factory=list)  # whether each call that was let in wanted them
     renewed: list[bytes] = field(default_factory=list)
     renew_hangs: bool = False  # questions to renew claims are never answered
@@ -149,6 +151,8 @@ class LoopbackWorker:
         """As `check`, for new work."""
         await self.check(envelope, context)
         self.checksums.append(envelope.checksums)
+        self.log_ids.add(envelope.log_id)
+        self.traceparents.add(envelope.traceparent)
         if self.drains:
             self.state = "draining"
             self.log.append("refused")

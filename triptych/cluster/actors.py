@@ -20,6 +20,7 @@ from triptych.config import Settings
 from triptych.errors import TriptychError
 from triptych.garbage import settle
 from triptych.journey import Endpoint, Role
+from triptych.logs import log_to_stderr
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class WorkerActor:
     """
 
     def __init__(self, worker_id: str, roles: Sequence[str], settings: Settings, loopback: bool) -> None:
-        _log_to_stderr(settings)
+        log_to_stderr(settings.router.log_level, settings.observe.log_format, worker_id)
         bind_host = "127.0.0.1" if loopback else ray.util.get_node_ip_address()
         self._host: Any = None
         self._ready: WorkerAddress | None = None
@@ -100,9 +101,3 @@ def _device_share() -> float:
     """Of its GPU, as Ray has placed this actor; 1 without one."""
     assigned = ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0)
     return min(1.0, float(assigned)) or 1.0
-
-
-def _log_to_stderr(settings: Settings) -> None:
-    logging.basicConfig(
-        level=settings.router.log_level.upper(), format="%(asctime)s %(name)s %(levelname)s %(message)s", force=True
-    )

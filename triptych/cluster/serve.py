@@ -79,6 +79,7 @@ _OTHER_FLAGS = {
     "language.kv_bytes": "kv_bytes",
     "language.max_model_len": "max_model_len",
     "router.max_images_per_prompt": "images_per_prompt",
+    "observe.log_format": "log_format",
 }
 
 _ROUTER_FLAGS = {  # by setting: those that may be repeated have a singular name

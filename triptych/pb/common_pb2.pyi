@@ -19,7 +19,7 @@ VIDEO: Modality
 AUDIO: Modality
 
 class Envelope(_message.Message):
-    __slots__ = ("request_id", "attempt", "router_id", "worker_incarnation", "deadline_ms", "model_fingerprint", "adapter", "checksums")
+    __slots__ = ("request_id", "attempt", "router_id", "worker_incarnation", "deadline_ms", "model_fingerprint", "adapter", "checksums", "log_id", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,8 @@ class Envelope(_message.Message):
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     request_id: bytes
     attempt: int
     router_id: str
@@ -36,7 +38,9 @@ class Envelope(_message.Message):
     model_fingerprint: bytes
     adapter: str
     checksums: bool
-    def __init__(self, request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., model_fingerprint: _Optional[bytes] = ..., adapter: _Optional[str] = ..., checksums: bool = ...) -> None: ...
+    log_id: str
+    traceparent: str
+    def __init__(self, request_id: _Optional[bytes] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., worker_incarnation: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., model_fingerprint: _Optional[bytes] = ..., adapter: _Optional[str] = ..., checksums: bool = ..., log_id: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Run(_message.Message):
     __slots__ = ("start", "length")
