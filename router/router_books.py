@@ -35,13 +35,16 @@ class RouterBooks:
 
     def ended(self, request: Request) -> RequestSeconds:
         self.requests.discard(request)
-        self._metrics.set("triptych:num_requests_running", len(self.requests))
         seconds = RequestSeconds(request)
         observe_end(self._metrics, request, seconds)
+        if not self.requests:
+            self._metrics.book()  # whoever sees that nothing runs sees all that was observed
+        self._metrics.set("triptych:num_requests_running", len(self.requests))
         return seconds
 
     def refresh(self, workers: Mapping[tuple[str, str], int]) -> None:
         """workers: by tier and state"""
+        self._metrics.book()
         self._worker_labels.update(workers)
         for worker_type, state in self._worker_labels:  # a state that nobody is in any more counts 0
             count = workers.get((worker_type, state), 0)

@@ -1,11 +1,13 @@
 """The list of metrics, and what is made of it: labels that fold, kinds, shares, the page."""
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tools.metrics_page import PAGE, page
@@ -47,13 +49,32 @@ def test_the_committed_page_is_what_is_generated() -> None:
 
 def test_what_a_label_does_not_know_is_other_and_fills_no_table() -> None:
     metrics = RouterMetrics()
+    before = len(metrics._children)
     for number in range(1000):
         metrics.count("triptych:request_errors_total", error=f"Made{number}")
         metrics.observe("triptych:stage_duration_seconds", 0.1, stage=f"stage {number}")
     found = samples(metrics.expose())
     assert found["triptych:request_errors_total{error=other}"] == 1000
     assert found["triptych:stage_duration_seconds_count{stage=other}"] == 1000
-    assert len(metrics._children) == 0
+    assert (len(metrics._children), len(metrics._tallies)) == (before, 0)
+
+
+def test_what_is_booked_at_once_is_what_was_observed_one_by_one() -> None:
+    chance = random.Random(3)
+    values = [chance.expovariate(10) for _ in range(2500)] + [0.0, 0.5, 1e9]  # on a bound, and beyond all
+    metrics, plain = RouterMetrics(), CollectorRegistry()
+    (listed,) = (each for each in ROUTER_METRICS if each.name == "triptych:time_to_first_token_seconds")
+    one_by_one = Histogram(listed.name, listed.help, buckets=listed.buckets, registry=plain)
+    for value in values:
+        metrics.observe(listed.name, value)
+        one_by_one.observe(value)
+    wanted = samples(generate_latest(plain))
+    found = samples(metrics.expose())
+    wanted_sum = wanted.pop("triptych:time_to_first_token_seconds_sum{}")
+    assert found["triptych:time_to_first_token_seconds_sum{}"] == pytest.approx(wanted_sum)
+    assert {name: found[name] for name in wanted if "_created" not in name} == {
+        name: value for name, value in wanted.items() if "_created" not in name
+    }
 
 
 def test_what_only_rises_at_a_worker_is_a_counter_and_shares_are_made_of_it() -> None:
@@ -111,3 +132,10 @@ def test_shares_are_of_the_requests_of_all_routers(tmp_path: Path, monkeypatch: 
     assert found["triptych:slo_attainment_ratio{slo=a,window=budget}"] == pytest.approx(0.93)
     assert found["triptych:slo_burn_rate{slo=a,window=budget}"] == pytest.approx(0.7)
     assert found["triptych:slo_error_budget_remaining_ratio{slo=a}"] == pytest.approx(0.3)
+
+
+def test_few_and_known_series_of_a_counter_begin_at_0() -> None:
+    """Of one that is first seen at 1 Prometheus sees no increase."""
+    found = samples(RouterMetrics().expose())
+    assert [found[f"triptych:retries_total{{stage={stage}}}"] for stage in ("encode", "prefill", "decode")] == [0] * 3
+    assert not any(name.startswith("triptych:stage_errors_total{") for name in found), "too many to be there unseen"

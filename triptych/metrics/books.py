@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -14,8 +14,10 @@ from triptych.metrics.metric import OTHER, Metric
 from triptych.metrics.of_routers import ROUTER_METRICS
 from triptych.metrics.of_slos import SLO_METRICS
 from triptych.metrics.slo_ratios import slo_ratios
+from triptych.metrics.tally import Tally
 from triptych.metrics.worker_gauges import WorkerGauges
 
+_MOST_AT_ZERO = 16  # series of one counter that are there before anything is counted
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's: where several processes count together
 
 
@@ -23,6 +25,7 @@ class RouterMetrics:
     """The router's collectors, in a registry of their own; `expose` makes the body of /metrics.
 
     Where several routers make one server, each counts in files that all can read, and any of them exposes the sums.
+    What was observed is in them once it has been booked; counts and gauges are at once. Belongs to one thread.
     """
 
     def __init__(self) -> None:
@@ -32,6 +35,16 @@ class RouterMetrics:
         self._metrics = {metric.name: metric for metric in (*ROUTER_METRICS, *SLO_METRICS)}
         self._families = {name: self._family(metric) for name, metric in self._metrics.items()}
         self._children: dict[tuple[str, ...], Any] = {}  # by name and values of labels: what looks them up is slow
+        self._tallies: dict[tuple[str, ...], Tally] = {}
+        for metric in self._metrics.values():
+            self._begin(metric)
+
+    def _begin(self, metric: Metric) -> None:
+        """Few and known series of a counter begin at 0: of one that is first seen at 1 Prometheus sees no increase."""
+        if metric.kind == "counter" and all(label in metric.values for label in metric.labels):
+            combined = list(product(*(sorted(metric.values[label]) for label in metric.labels)))
+            for values in combined if len(combined) <= _MOST_AT_ZERO else ():
+                self._of(metric.name, dict(zip(metric.labels, values, strict=True)))
 
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
         self._of(name, labels).inc(amount)
@@ -40,7 +53,22 @@ class RouterMetrics:
         self._of(name, labels).set(value)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        self._of(name, labels).observe(value)
+        key = (name, *labels.values())
+        tally = self._tallies.get(key)
+        if tally is None:
+            told = _folded(labels, self._metrics[name].values)
+            tally = Tally(self._families[name].labels(**told) if told else self._families[name])
+            if told != labels:  # what strangers make up would fill the table
+                tally.add(value)
+                tally.book()
+                return
+            self._tallies[key] = tally
+        tally.add(value)
+
+    def book(self) -> None:
+        """Let all that was observed be seen, also by other routers."""
+        for tally in self._tallies.values():
+            tally.book()
 
     def add_workers(self, source: WorkerGauges) -> None:
         """Let `source` report the workers' own gauges beside the router's metrics."""
@@ -59,6 +87,7 @@ class RouterMetrics:
         return generate_latest(_Together(self.worker_gauges.collect(worker_id)))
 
     def _own(self) -> list[Family]:
+        self.book()
         source: Collector = self.registry
         if self._folder:
             sums = CollectorRegistry()
