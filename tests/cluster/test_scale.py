@@ -1,9 +1,14 @@
-"""Roles are scaled and switched under load: real workers on a Ray of their own, by the commands an operator has."""
+"""Roles are scaled and switched under load: real workers on a Ray of their own, by the commands an operator has.
+
+Two routers take the load, and each has to know by itself who takes work and who does not any more.
+"""
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
+import psutil
 import pytest
 
 from tests.cluster.load import Load
@@ -20,12 +25,14 @@ IDLE_SECONDS = 20.0  # a liveness bound
 NAMES = ("red-circle.png", "sign-tea.png", "two-shapes.png")
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """Of a server with one worker for each role."""
+@contextmanager
+def serving(topology: str) -> Iterator[str]:
+    """The URL of a server with one worker for each group of roles."""
     supervisor = Supervisor(
         Settings(
-            serve=ServeSettings(served_name="m", device="cpu", ray="local", cpu_threads=1),
+            serve=ServeSettings(
+                served_name="m", topology=topology, routers=2, device="cpu", ray="local", cpu_threads=1
+            ),
             router=RouterSettings(port=0, api_key=KEY, status_interval_seconds=0.2, log_level="warning"),
             encoder=EncoderSettings(arena_bytes=32 * MIB),
             language=LanguageSettings(kv_bytes=64 * MIB, landing_bytes=32 * MIB),
@@ -38,19 +45,32 @@ def url() -> Iterator[str]:
         supervisor.stop()
 
 
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving("e+p+d") as url:
+        yield url
+
+
 @pytest.fixture
 def load(url: str) -> Iterator[Load]:
-    """What is wrong with any answer fails the test at its end, and what is left over anywhere."""
+    with loading(url) as load:
+        yield load
+
+
+@contextmanager
+def loading(url: str, in_flight: int = IN_FLIGHT) -> Iterator[Load]:
+    """What is wrong with any answer raises AssertionError at its end, and what is left over anywhere."""
     parts = [[shown(name), f"What is in picture {name}?"] for name in NAMES if (PICTURES / name).exists()]
     messages = [user(*part) for part in [*parts, ["Which colours are there?"]]]
     bodies = [
         {"model": "m", "messages": [message], "temperature": 0, "max_tokens": 8, "ignore_eos": True}
         for message in messages
     ]
-    with Load(url, bodies, IN_FLIGHT, HEADERS) as load:
+    with Load(url, bodies, in_flight, HEADERS) as load:
         yield load
+        assert all(clients_of_routers(url)), "every router has had its part of it"
     assert load.wrong == []
-    assert load.num_answered > IN_FLIGHT
+    assert load.num_answered > in_flight
     wait_idle(url)
 
 
@@ -59,6 +79,16 @@ def wait_idle(url: str) -> None:
     while busy := [worker for worker in workers(url) if not worker["idle"]]:
         assert time.monotonic() < deadline, busy
         time.sleep(0.05)
+
+
+def clients_of_routers(url: str) -> list[int]:
+    """How many each router has."""
+    port = int(url.rpartition(":")[2])
+    routers = [each for each in psutil.Process().children() if "triptych.router.router_process" in each.cmdline()]
+    states = [[each.status for each in router.net_connections() if each.laddr.port == port] for router in routers]
+    counts = [each.count(psutil.CONN_ESTABLISHED) for each in states if psutil.CONN_LISTEN in each]
+    assert len(counts) == 2
+    return counts
 
 
 def workers(url: str) -> list[dict[str, object]]:
@@ -120,3 +150,17 @@ def test_workers_switch_between_prefill_and_decode_under_load(url: str, load: Lo
     assert operate(url, "scale", "decode=1") == 0
     assert counts(url) == {"encode": (1, 1), "prefill": (1, 1), "decode": (1, 1)}
     assert retries(url) == 0
+
+
+@pytest.mark.parametrize(("topology", "together", "alone"), [("ep+d", "ep", "decode")])
+def test_workers_of_several_roles_come_and_go_under_load(topology: str, together: str, alone: str) -> None:
+    with serving(topology) as url, loading(url, in_flight=30) as load:
+        assert operate(url, "scale", f"{together}=2") == 0
+        before = load.num_answered
+        if alone:
+            assert operate(url, "role", f"{together}-0", alone) == 0
+            assert counts(url) == {together: (1, 1), alone: (2, 2)}
+        assert operate(url, "scale", f"{alone or together}=1") == 0
+        assert set(counts(url).values()) == {(1, 1)}
+        assert load.num_answered > before
+        assert retries(url) == 0
