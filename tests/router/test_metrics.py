@@ -57,8 +57,13 @@ async def faulty(card: ModelCard) -> AsyncIterator[Served]:
 
 
 async def names_told(served: Served) -> set[str]:
-    """Metrics of which there is a sample; histograms only where something was observed."""
-    found = samples((await served.client.get("/metrics")).content)
+    """Metrics of which there is a sample; histograms and routers' counts by label only where something was counted."""
+    everything = samples((await served.client.get("/metrics")).content)
+    found = {
+        name: value
+        for name, value in everything.items()
+        if value or "_total{" not in name or "_total{}" in name or "worker_id=" in name
+    }
     told = {name.partition("{")[0]: value for name, value in found.items()}
     counted = {name.partition("{")[0] for name, value in found.items() if value and "_count{" in name}
     return {name for name in told if not name.endswith(("_bucket", "_sum", "_count"))} | {
