@@ -88,7 +88,7 @@ export class Flow {
       : [{ x: first.left + GUTTER, y: first.y }, { x: last.right - GUTTER, y: last.y }];
     this.rail.setAttribute("d", `M${ends[0].x} ${ends[0].y}L${ends[1].x} ${ends[1].y}`);
     this.ends = ends;
-    this.branches.setAttribute("d", [...this.workers.berths()].map(([zone, berth]) => this.branch(zone, berth)).join(""));
+    this.branches.setAttribute("d", TIERS.map((zone) => this.branch(zone)).join(""));
     this.stops.replaceChildren(
       ...TIERS.map((zone) => {
         const { x, y } = this.onRail(this.stations.get(zone));
@@ -98,14 +98,15 @@ export class Flow {
     this.settle(0);
   }
 
-  /** From the rail down beside the cards, through a worker's berth, and back up at the other side. */
-  branch(zone, berth) {
-    const box = berth.getBoundingClientRect();
-    const y = box.top - this.frame.top + box.height / 2;
-    if (this.isUpright) return `M${this.railX} ${y}H${box.left - this.frame.left}`;
+  /** From the rail down beside a tier's cards, through their berths, and back up at the other side. */
+  branch(zone) {
+    const boxes = [...this.workers.berths(zone)].map((berth) => berth.getBoundingClientRect()).filter((box) => box.width);
+    const levels = [...new Set(boxes.map((box) => Math.round(box.top - this.frame.top + box.height / 2)))];
+    if (!levels.length) return "";
     const { left, right, y: top } = this.stations.get(zone);
-    const [from, to] = [box.left - this.frame.left, box.right - this.frame.left];
-    return `M${left} ${top}V${y}H${from}M${to} ${y}H${right}V${top}`;
+    if (this.isUpright) return levels.map((y) => `M${this.railX} ${y}H${left + 2 * GUTTER}`).join("");
+    const lowest = Math.max(...levels);
+    return `M${left} ${top}V${lowest}M${right} ${top}V${lowest}${levels.map((y) => `M${left} ${y}H${right}`).join("")}`;
   }
 
   onRail({ x, y }) {
@@ -114,9 +115,8 @@ export class Flow {
 
   /** Where the index-th dot of a stop lies. */
   place(stop, index) {
-    const berth = stop.worker ? this.workers.berth(stop.zone, stop.worker) : null;
-    if (berth) {
-      const box = berth.getBoundingClientRect();
+    const box = stop.worker ? this.workers.berth(stop.zone, stop.worker)?.getBoundingClientRect() : null;
+    if (box?.width) {
       const room = Math.max(1, Math.floor(box.width / GAP));
       const at = Math.min(index, room - 1);
       return { x: box.left - this.frame.left + GAP / 2 + at * GAP, y: box.top - this.frame.top + box.height / 2 };

@@ -36,6 +36,7 @@ class Objectives {
   constructor() {
     this.rows = html("ul", { class: "objectives" });
     this.element = html("div", { class: "gauge" }, html("span", { class: "label" }, "Within their limits, last hour"), this.rows);
+    this.element.hidden = true; // until there is one
     this.told = "";
   }
 
@@ -58,20 +59,21 @@ function words(each) {
   const [total, good] = each.windows[LONG];
   const limits = Object.entries(each.limits).map(([name, limit]) => `${LIMITS[name]} ${seconds(limit)}`);
   const left = budgetLeft(each);
-  const budget = left < 0 ? "error budget overspent" : `${percent(left)} of the error budget left`;
+  const budget = left < 0 ? "Error budget overspent" : `${percent(left)} of the error budget left`;
   return html(
     "div",
     {},
-    html("p", {}, html("span", { class: "number" }, total ? share(good / total) : "–"), html("span", { class: "label" }, ` ${each.name}`)),
-    html("p", { class: "note" }, `${budget}; ${share(each.target)} of requests promised ${limits.join(", ")}`),
+    html("p", {}, html("span", { class: "number" }, total ? share(good / total) : "–"), " ", html("span", { class: "label" }, each.name)),
+    html("p", { class: "note" }, budget),
+    html("p", { class: "note" }, `${share(each.target)} are promised ${limits.join(", ")}`),
   );
 }
 
-const LIMITS = { ttft: "first token", tpot: "each token", e2e: "all" };
+const LIMITS = { ttft: "a first token in", tpot: "each other in", e2e: "all in" };
 
 /** 0.9987 -> "99.9 %": never rounded up to a whole that is not there. */
 function share(value) {
-  return `${Math.floor(value * 1000 + 1e-9) / 10} %`;
+  return `${Math.floor(value * 1000 + 1e-9) / 10} %`;
 }
 
 function arc(left) {

@@ -3,7 +3,8 @@
 import { count, html, percent, say, svg } from "./draw.js";
 
 const GONE_MS = 12000; // for which a worker that is not there any more is still shown
-const MANY = 4; // in one tier: beyond that, cards are of one line
+const MANY = 4; // in one tier: beyond that, cards are small
+const MOST = 24; // cards of one tier; of more, those that are ready are only counted
 
 const WORDS = {
   ready: "ready",
@@ -82,6 +83,7 @@ class Card {
   show(worker) {
     const state = worker.listed === false && worker.state === "ready" ? "draining" : worker.state;
     this.element.dataset.state = state;
+    this.isReady = state === "ready";
     this.element.title = [worker.device, worker.roles.length > 1 ? `one process for ${worker.roles.join(", ")}` : ""]
       .filter(Boolean)
       .join(" · ");
@@ -128,9 +130,9 @@ export class Workers {
     return this.cards.get(`${role} ${workerId}`)?.berth;
   }
 
-  /** All of them, each with its tier. */
-  *berths() {
-    for (const card of this.cards.values()) yield [card.role, card.berth];
+  /** All those of a tier. */
+  *berths(role) {
+    for (const card of this.cards.values()) if (card.role === role) yield card.berth;
   }
 
   /** True where cards have come or gone, so that everything lies elsewhere now. */
@@ -160,10 +162,28 @@ export class Workers {
       moved = true;
     }
     for (const [role, list] of this.lists) {
-      list.classList.toggle("many", list.childElementCount > MANY);
-      list.classList.toggle("none", !all.some((worker) => worker.roles.includes(role)));
+      const cards = [...this.cards.values()].filter((card) => card.role === role);
+      list.classList.toggle("many", cards.length > MANY);
+      list.classList.toggle("none", !cards.length);
+      moved = this.limit(list, cards) || moved;
     }
     return moved;
+  }
+
+  /** Shows MOST of a tier's cards, and all that are not ready. True where it shows others than before. */
+  limit(list, cards) {
+    let room = MOST - cards.filter((card) => !card.isReady).length;
+    let changed = false;
+    let left = 0;
+    for (const card of cards) {
+      const hidden = card.isReady && room-- <= 0;
+      left += hidden;
+      changed ||= card.element.hidden !== hidden;
+      card.element.hidden = hidden;
+    }
+    list.querySelector(".left")?.remove();
+    if (left) list.append(html("li", { class: "left note" }, `and ${left} more, ready`));
+    return changed;
   }
 
   /** The workers, with those that have just vanished as they were, and what has changed said aloud. */
