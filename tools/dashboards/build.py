@@ -126,14 +126,16 @@ def _number(panel: Panel) -> _Drawn:
 def _heatmap(panel: Panel) -> _Drawn:
     color = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Blues").steps(64)
     axis = heatmap.YAxisConfig().unit(panel.unit)
-    return heatmap.Panel().calculate(False).color(color).y_axis(axis).cell_gap(1).show_legend()
+    drawn = heatmap.Panel().calculate(False).color(color).y_axis(axis).cell_gap(1).show_legend()
+    return drawn.scale_distribution(options.ScaleDistributionConfig().type(common.ScaleDistribution.LINEAR))
 
 
 def _table(panel: Panel) -> _Drawn:
     hidden = models.DataTransformerConfig(
         id_val="organize", options={"excludeByName": {"Time": True, "__name__": True, "job": True, "instance": True}}
     )
-    return table.Panel().show_header(True).with_transformation(hidden)
+    drawn = table.Panel().show_header(True).align(common.FieldTextAlignment.AUTO)
+    return drawn.with_transformation(hidden)
 
 
 _DRAWN = {

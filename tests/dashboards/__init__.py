@@ -1,0 +1,1 @@
+"""Grafana's boards before a real Prometheus and a live cluster."""

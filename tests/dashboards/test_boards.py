@@ -1,0 +1,113 @@
+"""The committed dashboards: what the generator makes, and what Grafana's types allow."""
+
+import copy
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+from tests.dashboards.boards import FOLDER, boards
+from tests.dashboards.grafana_types import faults, parsed
+from tools.dashboards.boards import BOARDS
+from tools.dashboards.build import dashboard_json
+from tools.dashboards.panel import Panel, Query
+from tools.dashboards.promql import series
+
+PROVISIONING = Path(__file__).parents[2] / "deploy" / "grafana" / "provisioning"
+
+
+def panels(board: Any) -> list[Any]:
+    return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+def test_the_files_are_what_the_generator_makes() -> None:
+    """If not: python -m tools.dashboards"""
+    made = {f"{board.uid}.json": dashboard_json(board) for board in BOARDS}
+    assert {path.name: path.read_text() for path in FOLDER.iterdir()} == made
+
+
+@pytest.mark.parametrize("uid", sorted(boards()))
+def test_grafanas_types_know_every_field_and_allow_its_value(uid: str) -> None:
+    told = boards()[uid]
+    dashboard = parsed(told)
+    assert json.loads(json.dumps(dashboard, cls=JSONEncoder)) == told
+    assert list(faults(dashboard)) == []
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("type",), 7),
+        (("gridPos", "w"), "12"),
+        (("options", "legend", "displayMode"), "tabel"),
+        (("titel",), "Sequences"),
+    ],
+)
+def test_grafanas_types_find_what_is_wrong(where: tuple[str, ...], value: object) -> None:
+    spoilt: Any = copy.deepcopy(boards()["triptych-slo"])
+    *path, last = where
+    place = next(panel for panel in panels(spoilt) if panel["type"] == "timeseries")
+    for step in path:
+        place = place[step]
+    place[last] = value
+    try:
+        dashboard = parsed(spoilt)
+    except (TypeError, AttributeError, ValueError):
+        return
+    assert json.loads(json.dumps(dashboard, cls=JSONEncoder)) != spoilt or list(faults(dashboard))
+
+
+@pytest.mark.parametrize("uid", sorted(boards()))
+def test_panels_lie_side_by_side_with_numbers_of_their_own(uid: str) -> None:
+    everything = boards()[uid]["panels"]
+    assert len({panel["id"] for panel in everything}) == len(everything)
+    cells = [
+        cell
+        for where in (panel["gridPos"] for panel in everything)
+        for cell in itertools.product(
+            range(where["x"], where["x"] + where["w"]), range(where["y"], where["y"] + where["h"])
+        )
+    ]
+    assert len(set(cells)) == len(cells)
+    assert all(0 <= x < 24 for x, _ in cells)
+
+
+def test_every_panel_says_how_to_read_it_and_what_to_do() -> None:
+    for board in boards().values():
+        for panel in panels(board):
+            read, _, act = panel["description"].partition("\n\n**What to do:** ")
+            assert read, panel["title"]
+            assert act, panel["title"]
+            assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+
+
+def test_a_panel_without_words_or_with_a_name_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="how to read it"):
+        Panel("Empty", "", "Nothing.", "short", (Query("1", ""),))
+    with pytest.raises(KeyError, match="no_such_metric"):
+        series("no_such_metric")
+    with pytest.raises(ValueError, match="has no label stage"):
+        series("kv_blocks", stage="encode")
+
+
+def test_queries_use_only_variables_that_their_board_has() -> None:
+    for board in boards().values():
+        known = {each["name"] for each in board["templating"]["list"]} | {"__rate_interval", "__range"}
+        for panel in panels(board):
+            for target in panel["targets"]:
+                assert set(re.findall(r"\$(\w+)", target["expr"])) <= known, panel["title"]
+
+
+def test_provisioning_names_what_there_is() -> None:
+    source = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yaml").read_text())["datasources"][0]
+    assert source["type"] == "prometheus"
+    provider = yaml.safe_load((PROVISIONING / "dashboards" / "triptych.yaml").read_text())["providers"][0]
+    assert provider["options"]["path"] == "$TRIPTYCH_DASHBOARDS"
+    manual = (PROVISIONING.parents[2] / "docs" / "observability.md").read_text()
+    assert "TRIPTYCH_DASHBOARDS=" in manual
+    assert "PROMETHEUS_URL=" in manual
