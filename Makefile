@@ -16,6 +16,7 @@
 # make test-gpu    tests that need an NVIDIA GPU, with the PYTHON that has torch for it
 # make tiny-vl     make the embedded model on one NVIDIA GPU, from nothing or from where this command was stopped
 # make eval        ask the embedded model all that docs/tiny-vl.md has figures of; prints, writes them there and to bench/results/
+# make screenshots  pictures of the page at /, of a server under load, into docs/ (Debian: apt-get install chromium)
 # make proto       generate triptych/pb again after a change in proto/
 # make clean       remove .venv and build
 PYTHON ?= python3
@@ -27,7 +28,7 @@ STAMP  := $(VENV)/.installed
 FONTS  := font-caladea font-fredoka-one font-hanken-grotesk font-manrope font-source-sans-pro font-source-serif-pro matplotlib
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-cluster soak nightly check demo bench bench-peer bench-router bench-encoder bench-h200 bench-handoff load-aiperf load-guidellm test-gpu tiny-vl eval proto links clean
+.PHONY: help serve test test-cluster soak nightly check demo bench bench-peer bench-router bench-encoder bench-h200 bench-handoff load-aiperf load-guidellm test-gpu tiny-vl eval screenshots proto links clean
 .DELETE_ON_ERROR:
 
 help:
@@ -129,6 +130,9 @@ eval: $(STAMP)
 	step $(BIN)/python -m tests.tiny_vl.measure_faults; \
 	step $(BIN)/python -m tools.tiny_vl card; \
 	exit $$status
+
+screenshots: $(STAMP)
+	$(BIN)/python -m tools.screenshots $(ARGS)
 
 proto: $(STAMP)
 	$(BIN)/python tools/generate_proto.py

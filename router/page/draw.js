@@ -44,9 +44,9 @@ export const STAGE_NAMES = new Map(STAGES);
 /** 0.0123 -> "12 ms", 3.21 -> "3.2 s", neither of which is broken over lines. */
 export function seconds(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-  if (value < 0.00995) return `${(value * 1000).toFixed(1)} ms`;
-  if (value < 0.9995) return `${Math.round(value * 1000)} ms`;
-  return value < 9.95 ? `${value.toFixed(1)} s` : `${Math.round(value)} s`;
+  if (value < 0.00995) return `${(value * 1000).toFixed(1)}\u00a0ms`;
+  if (value < 0.9995) return `${Math.round(value * 1000)}\u00a0ms`;
+  return value < 9.95 ? `${value.toFixed(1)}\u00a0s` : `${Math.round(value)}\u00a0s`;
 }
 
 export function count(value) {
@@ -55,7 +55,7 @@ export function count(value) {
 }
 
 export function percent(share) {
-  return `${Math.round(share * 100)} %`;
+  return `${Math.round(share * 100)}\u00a0%`;
 }
 
 export function plural(number, one, many = `${one}s`) {

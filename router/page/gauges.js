@@ -73,7 +73,7 @@ const LIMITS = { ttft: "a first token in", tpot: "each other in", e2e: "all in" 
 
 /** 0.9987 -> "99.9 %": never rounded up to a whole that is not there. */
 function share(value) {
-  return `${Math.floor(value * 1000 + 1e-9) / 10} %`;
+  return `${Math.floor(value * 1000 + 1e-9) / 10}\u00a0%`;
 }
 
 function arc(left) {
