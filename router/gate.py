@@ -17,6 +17,7 @@ from triptych.router.pace import Pace
 from triptych.router.request_log import RequestLog
 from triptych.router.router import Ended, Router
 from triptych.router.trace_context import TraceContext, read_traceparent
+from triptych.router.traces import Traces
 from triptych.router.usage_log import UsageLog
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class Gate:
         self._usage_log = UsageLog(Path(log_path), self._dropped) if log_path else None
         observe = settings.observe
         self._request_log = RequestLog(observe) if observe.log_format == "json" else None
+        self._traces = Traces(observe, router.name) if observe.otlp_endpoint else None
         self._pace = Pace()
         self._watching: asyncio.Task[None] | None = None
         router.on_end.append(self._ended)
@@ -48,6 +50,8 @@ class Gate:
             self._usage_log.start()
         if self._request_log is not None:
             self._request_log.start()
+        if self._traces is not None:
+            self._traces.start()
         if self._keys.changes:
             self._watching = asyncio.create_task(self._watch())
 
@@ -60,6 +64,8 @@ class Gate:
             await asyncio.to_thread(self._usage_log.close)
         if self._request_log is not None:
             await asyncio.to_thread(self._request_log.close)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
 
     @property
     def has_keys(self) -> bool:
@@ -130,7 +136,7 @@ class Gate:
         for name, value in scope["headers"]:
             if name == b"traceparent" and (trace := read_traceparent(value.decode("latin-1"))) is not None:
                 return trace
-        return None
+        return self._traces.begin() if self._traces is not None and scope["method"] == "POST" else None
 
     def service_class(self, told: str, of_key: str = "") -> str:
         """Name of the class of service: the header's, else the key's. Raises InvalidRequest where there is none."""
@@ -143,6 +149,8 @@ class Gate:
             self._router.books.levels.failed(service_class, error)
 
     def _ended(self, ending: Ended) -> None:
+        if self._traces is not None:
+            self._traces.add(ending.entry)
         self._pace.ended(ending.request.timeline.since_start())
         self._judge(ending)
         account = ending.caller.account

@@ -42,11 +42,7 @@ class Entry:
     error: str = ""  # the class of what it failed with
     trace: TraceContext | None = None
     started: float = field(default_factory=time.time)  # in seconds since 1970
-
-    @property
-    def num_bytes(self) -> int:
-        timeline = self.timeline
-        return _ENTRY_BYTES + _SPAN_BYTES * (len(timeline.spans) + len(timeline.calls) + len(timeline.placed))
+    num_bytes: int = 0  # that it takes, about, once it is over
 
     def summary(self) -> dict[str, Any]:
         """JSON values; `stages` adds up to `first_token_seconds`, and its way to the client where it was streamed."""
@@ -97,13 +93,14 @@ class RecentRequests:
         self._running[request] = entry
         return entry
 
-    def end(self, request: Request, usage: Usage, error: BaseException | None) -> None:
+    def end(self, request: Request, usage: Usage, error: BaseException | None) -> Entry:
         """It is over; from now on it may be forgotten."""
         entry = self._running.pop(request)
         entry.request = None
         entry.seconds = entry.timeline.since_start()
         entry.state, entry.error = str(request.stage), type(error).__name__ if error is not None else ""
         entry.completion_tokens, entry.cached_tokens = usage.completion_tokens, usage.cached_tokens
+        entry.num_bytes = _num_bytes(entry.timeline)
         key = entry.tenant, entry.id
         self._forget(key)
         self._over[key] = entry
@@ -112,6 +109,7 @@ class RecentRequests:
             oldest = next(iter(self._over))
             self._forget(oldest)
             self._gone.append(oldest)
+        return entry
 
     def find(self, id: str, tenant: str, of_all: bool) -> Entry:
         """The latest request of this id. Raises TimelineNotFound, TimelineExpired.
@@ -131,6 +129,10 @@ class RecentRequests:
             raise TimelineExpired(f"the timeline of request {id!r} is no longer kept")
         raise TimelineNotFound(f"there is no timeline of a request {id!r}")
 
+    def entries(self) -> Sequence[Entry]:
+        """Of requests that are over, the oldest first."""
+        return [*self._over.values()]
+
     def recent(self, count: int = 50) -> Sequence[Mapping[str, Any]]:
         """The requests on their way and the latest that are over, as `Entry.summary` tells them; the newest first."""
         entries = [*self._running.values()]
@@ -144,3 +146,7 @@ class RecentRequests:
         entry = self._over.pop(key, None)
         if entry is not None:
             self._num_bytes -= entry.num_bytes
+
+
+def _num_bytes(timeline: Timeline) -> int:
+    return _ENTRY_BYTES + _SPAN_BYTES * (len(timeline.spans) + len(timeline.calls) + len(timeline.placed))

@@ -21,7 +21,7 @@ from triptych.router.media import MediaLoader
 from triptych.router.media_names import MediaNames, Names
 from triptych.router.model_set import FIRST, Common, ModelSet
 from triptych.router.prompt import PromptBuilder
-from triptych.router.recent import RecentRequests
+from triptych.router.recent import Entry, RecentRequests
 from triptych.router.request import Prepared, Request
 from triptych.router.request_figures import RequestSeconds
 from triptych.router.router_books import REFRESH_SECONDS, RouterBooks
@@ -177,8 +177,9 @@ class Router:
             holding.close()
             model_set.requests -= 1
             seconds = self.books.ended(request)
-            ending = Ended(caller, request, usage_of(request, run.completion_tokens()), error, seconds)
-            self.recent.end(request, ending.usage, error)
+            usage = usage_of(request, run.completion_tokens())
+            entry = self.recent.end(request, usage, error)
+            ending = Ended(caller, request, usage, error, seconds, entry)
             for tell in self.on_end:
                 tell(ending)
 
@@ -232,6 +233,7 @@ class Ended:
 
     usage: what it has taken, an answer that was broken off included
     error: what it failed with; None where it was answered to the end
+    entry: what is kept of it
     """
 
     caller: Caller
@@ -239,6 +241,7 @@ class Ended:
     usage: Usage
     error: BaseException | None
     seconds: RequestSeconds
+    entry: Entry
 
 
 class Run:
