@@ -1,11 +1,13 @@
 """Settings check themselves, whoever makes them."""
 
+import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 
-from triptych.config import RouterSettings, ServeSettings, TransferSettings, load_settings
+from triptych.config import RouterSettings, ServeSettings, TransferSettings, load_settings, settings_as_values
 from triptych.errors import ConfigError
 
 
@@ -62,3 +64,32 @@ def test_a_secret_of_a_wrong_type_is_refused_and_not_repeated(name: str) -> None
         load_settings(environment={}, flags={name: 31337})
     assert "31337" not in str(caught.value)
     assert "31337" not in repr(load_settings(environment={}, flags={name: "31337" * 10}))
+
+
+def test_classes_of_service_are_tables_of_a_file_and_travel_to_other_processes(tmp_path: Path) -> None:
+    file = tmp_path / "triptych.toml"
+    file.write_text('[slo]\ndefault = "gold"\n[[slo.classes]]\nname = "gold"\nttft_seconds = 1\ntarget = 0.9\n')
+    settings = load_settings(file, environment={})
+    assert [(each.name, each.ttft_seconds, each.target) for each in settings.slo.classes] == [("gold", 1.0, 0.9)]
+    told = json.loads(json.dumps(settings_as_values(settings)))
+    assert load_settings(environment={}, flags=told) == settings
+
+
+@pytest.mark.parametrize(
+    ("tables", "why"),
+    [
+        ('name = "gold"', "limits is 'none'"),
+        ('name = "Gold"\nttft_seconds = 1', "name is 'Gold'"),
+        ("ttft_seconds = 1", "lacks name"),
+        ('name = "gold"\nttft = 1', "unknown setting 'ttft'"),
+        ('name = "gold"\nttft_seconds = "soon"', "slo.classes.ttft_seconds is 'soon', expected float"),
+        ('name = "gold"\nttft_seconds = 1\ntarget = 1', "target is 1.0"),
+        ('name = "gold"\ne2e_seconds = 1', "slo.default is 'interactive', expected one of gold"),
+        ('name = "gold"\ne2e_seconds = 1\n[[slo.classes]]\nname = "gold"\ne2e_seconds = 1', "every name once"),
+    ],
+)
+def test_a_class_of_service_that_cannot_be_meant_is_refused(tables: str, why: str, tmp_path: Path) -> None:
+    file = tmp_path / "triptych.toml"
+    file.write_text(f"[[slo.classes]]\n{tables}\n")
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        load_settings(file, environment={})
