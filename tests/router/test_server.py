@@ -145,7 +145,7 @@ async def test_answers_get_their_time_when_it_is_stopped_and_then_an_error_event
     (worker,) = tiers(card, "epd")
     worker.token_pause_seconds = 0.02
     await worker.start()
-    limits = RouterSettings(**(QUICK | {"drain_seconds": 1.0}))
+    limits = RouterSettings(**(QUICK | {"drain_seconds": 2.0}))
     named = dataclasses.replace(card, name="tiny_vl")
     server = RouterServer(Settings(router=limits), named, [worker.known])
     url = f"http://127.0.0.1:{await asyncio.to_thread(server.start)}"
@@ -173,7 +173,7 @@ async def test_answers_get_their_time_when_it_is_stopped_and_then_an_error_event
     assert name == "event: error"
     assert json.loads(data)["error"]["message"] == "the server is being stopped; try again"
     assert json.loads(whole)["error"]["message"] == "the server is being stopped; try again"
-    assert 1.0 <= took < 3.0
+    assert 2.0 <= took < 20.0, "the answers would take a minute"
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING and "lost" in record.message]
 
 
