@@ -26,13 +26,17 @@ What images may be, and where they may come from, is told in [media.md](media.md
 _GETS: Mapping[str, str] = {
     "GET /v1/models": "the model that is served; `max_model_len` is what the workers take",
     "GET /v1/models/{id}": "the same entry by its name; 404 for another",
+    "GET /v1/requests/{id}/timeline": "where the time of one of the key's latest requests went, by its x-request-id; "
+    "`?format=chrome`: a trace that Perfetto opens; 404 `timeline_not_found`, 410 `timeline_expired`",
     "GET /health": "200 when every role has a ready worker, else 503; with each role's state",
     "GET /ready": "the same, naming the roles that are `missing` and, in `why`, what keeps each of their workers; "
     "a known picture has gone through those that are ready",
     "GET /live": "200 while the process runs",
     "GET /version": "the server's version",
-    "GET, HEAD /metrics": "Prometheus text",
+    "GET, HEAD /metrics": "Prometheus text; `?part=routers` leaves workers out, `?worker=ID` is one worker's alone, "
+    "503 while it does not answer",
     "GET /v1/cluster": "every worker as the router sees it; with keys, for those of operators",
+    "GET /v1/cluster/http_sd": "for Prometheus' `http_sd_configs`: one target for the routers, one for each worker",
     "POST /admin/embeddings/warm": "encodes a chat body's images for later requests of the same key, or of the tenant "
     "that `?tenant=` names, and tells their digests; as the next three for operators' keys alone",
     "POST /admin/embeddings/pin": '`{"digests": [...]}`: these rows stay until they are unpinned or cleared',
@@ -58,7 +62,10 @@ _REQUEST_HEADERS: Mapping[str, str] = {
     "x-api-key": "the key, as Anthropic's clients send it; authorization wins",
     "content-type": "`application/json`, or left out; another type is a 415",
     "x-request-id": "up to 128 letters, digits and `._:/+=-`: told again in the answer and in the log",
-    "x-triptych-timeline": "`1`: the answer's header server-timing says where the time went",
+    "x-triptych-slo": "class of service that the answer is held against, one of `slo.classes`; another name is a 400",
+    "x-triptych-timeline": "`1`: the answer's header server-timing says where the time went; a stream's, what is known "
+    "at its first token, and a comment `: server-timing` before its last events all of it",
+    "traceparent": "W3C trace context: the request's spans belong to that trace, if the server tells a collector",
 }
 _RESPONSE_HEADERS: Mapping[str, str] = {
     "x-request-id": "on every answer, errors included; also as `request-id` on `/v1/messages`",
@@ -70,9 +77,9 @@ _RESPONSE_HEADERS: Mapping[str, str] = {
 _TAIL = """
 ## Streams
 
-Server-sent events: lines end in LF, `data: ` has one space, there are no comments and no heartbeats. Errors known
-before the first token are real statuses, also for streams. A choice's first event comes with its first token. A client
-that leaves ends its request at every worker.
+Server-sent events: lines end in LF, `data: ` has one space, there are no heartbeats, and no comments but what
+x-triptych-timeline asks for. Errors known before the first token are real statuses, also for streams. A choice's first
+event comes with its first token. A client that leaves ends its request at every worker.
 
 | API | Order | At the end | A failure on the way |
 |---|---|---|---|
