@@ -92,6 +92,7 @@ def _ended_row(ending: Ended) -> dict[str, Any]:
     steps = (count - len(request.generated)) / max(1, len(request.generated))
     return {
         "id": request.id.hex(),
+        "request_id": ending.caller.request_id,  # as its client and the log have it
         "at": round(time.time(), 3),
         "outcome": str(request.stage),
         "error": type(ending.error).__name__ if ending.error is not None else None,

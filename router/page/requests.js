@@ -63,7 +63,7 @@ export class Requests {
 
 function row(request, whole) {
   const isWell = request.outcome === "finished";
-  const id = html("td", { class: "id", title: request.id }, request.id.slice(0, 8));
+  const id = html("td", { class: "id", title: `x-request-id: ${request.request_id}` }, request.id.slice(0, 8));
   if (!isWell) id.append(" ", html("span", { class: "outcome" }, request.error ?? request.outcome));
   return html(
     "tr",
