@@ -45,6 +45,7 @@ STATUSES: Mapping[str, str] = {
     "403": "the key may not do this",
     "404": "there is no such model or route",
     "405": "the route takes other methods",
+    "410": "what is asked for is no longer kept",
     "413": "the body or an image has more bytes than allowed",
     "415": "the body says that it is no JSON",
     "429": "too much is asked at once; see the header retry-after",

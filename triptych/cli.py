@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "triptych.cluster.serve:run",
     "demo": "triptych.cluster.demo:run",
     "ask": "triptych.client:run_ask",
+    "timeline": "triptych.client:run_timeline",
     "status": "triptych.client:run_status",
     "scale": "triptych.cluster.scale_command:run_scale",
     "role": "triptych.cluster.scale_command:run_role",
@@ -51,6 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve(commands.add_parser("serve", help="start encoders, prefill and decode workers and the router"))
     _add_demo(commands.add_parser("demo", help="start a server, ask about the pictures in tests/data"))
     _add_ask(commands.add_parser("ask", help="ask a running server, with or without pictures"))
+    _add_timeline(commands.add_parser("timeline", help="where the time of a recent request went"))
     _add_status(commands.add_parser("status", help="the live cluster as a table"))
     _add_scale(commands.add_parser("scale", help="change how many workers of a role there are, while requests go on"))
     _add_role(commands.add_parser("role", help="let a worker make room for one of another role"))
@@ -139,6 +141,13 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     _add_key(parser)
     parser.add_argument("--timeline", action="store_true", help="also print where the time went")
+
+
+def _add_timeline(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("request", metavar="ID", help="the request's x-request-id")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write a trace that https://ui.perfetto.dev opens")
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
+    parser.add_argument("--api-key", default="", help="of whoever asked the request, or an operator's")
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:

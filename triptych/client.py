@@ -1,4 +1,4 @@
-"""`triptych ask` and `triptych status`: a small HTTP client for people at a terminal."""
+"""`triptych ask`, `timeline` and `status`: a small HTTP client for people at a terminal."""
 
 import argparse
 import base64
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import httpx
 from rich.console import Console
@@ -40,6 +40,28 @@ def run_ask(arguments: argparse.Namespace) -> int:
     for piece in client.stream(body):
         print(piece, end="", flush=True)
     print()
+    return 0
+
+
+def run_timeline(arguments: argparse.Namespace) -> int:
+    """Print the stages of a request until its first token; with --trace, write all of it to a file."""
+    client, path = Client(arguments.url, arguments.api_key), f"/v1/requests/{quote(arguments.request)}/timeline"
+    if arguments.trace is not None:
+        trace = json.dumps(client.get(f"{path}?format=chrome"))
+        try:
+            arguments.trace.write_text(trace)
+        except OSError as error:
+            raise InvalidRequest(f"cannot write {arguments.trace}: {error.strerror}") from error
+        return 0
+    told = client.get(path)
+    print_timeline(told["stages"])
+    first, seconds = told["first_token_seconds"], told["seconds"]
+    first_words = "no token yet" if first is None else f"first token after {first * 1000:.1f} ms"
+    print(f"{told['state']}: {first_words}, {seconds * 1000:.1f} ms in all")
+    for placed in told["workers"]:
+        print(f"{placed['role']} at {placed['worker']}: {placed['why']}")
+    for retried in told["retries"]:
+        print(f"{retried['stage']} was tried again after {retried['at'] * 1000:.1f} ms: {retried['error']}")
     return 0
 
 

@@ -1,14 +1,17 @@
 """Where a request's time went: told in headers, kept for a while, and shown to those whom it concerns."""
 
+import asyncio
 import json
 import time
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.router.serving import Served, chat_body, picture, serving, tiers
+from triptych.cli import main
 from triptych.config import ObserveSettings
 from triptych.models.card import ModelCard
 from triptych.router.critical_path import critical_path, stage_seconds
@@ -66,7 +69,9 @@ async def test_the_timeline_of_a_request_names_every_moment_until_its_first_toke
         assert all(0 <= span["off_by"] < told["seconds"] for span in told["spans"])
 
 
-async def test_a_trace_has_each_tier_as_a_process_and_leads_from_one_to_the_next(card: ModelCard) -> None:
+async def test_a_trace_has_each_tier_as_a_process_and_leads_from_one_to_the_next(
+    card: ModelCard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with serving(card, tiers(card, "e", "p", "d")) as served:
         await streamed(served, [picture()], **{"x-request-id": "traced"})
         began = time.time()
@@ -91,6 +96,11 @@ async def test_a_trace_has_each_tier_as_a_process_and_leads_from_one_to_the_next
         assert all(flow["s"]["ts"] <= flow["f"]["ts"] for flow in flows.values())
         ways = {(names[flow["s"]["pid"]][:6], names[flow["f"]["pid"]][:6]) for flow in flows.values()}
         assert {("router", "encode"), ("router", "prefil"), ("router", "decode"), ("prefil", "decode")} <= ways
+        shown = await asyncio.to_thread(main, ["timeline", "traced", "--url", served.base_url])
+        written = ["timeline", "traced", "--url", served.base_url, "--trace", str(tmp_path / "trace.json")]
+        assert (shown, await asyncio.to_thread(main, written)) == (0, 0)
+        assert json.loads((tmp_path / "trace.json").read_text()) == trace
+        assert "finished: first token after" in capsys.readouterr().out
         refused = await served.client.get("/v1/requests/traced/timeline?format=svg")
         assert refused.status_code == 400
 
