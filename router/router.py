@@ -1,6 +1,7 @@
 """The router without its HTTP: what it is made of, and a request's way through it."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from triptych.router.threads import WorkThreads
 from triptych.router.timeline import Timeline
 from triptych.router.turnstile import Turnstile
 from triptych.router.usage import Usage, usage_of
+
+logger = logging.getLogger(__name__)
 
 _LAST_SECONDS = 1.0  # for sets that have just ended
 
@@ -215,7 +218,10 @@ class Router:
     async def _refresh(self) -> None:
         """For the other routers of the server, any of which may be asked what all have to tell."""
         while True:
-            self.refresh_metrics()
+            try:
+                self.refresh_metrics()
+            except OSError as error:  # the files that routers count in: a full disk must not stop the rest for good
+                logger.warning("metrics are not as they should be: %s", error)
             await asyncio.sleep(REFRESH_SECONDS)
 
     def _names(self, commons: Commons | None) -> Names:
