@@ -138,6 +138,7 @@ export class Ask {
 
   busy(is) {
     this.text.setAttribute("aria-busy", String(is)); // read out when it is whole
+    if (!is && document.activeElement === element("stop")) element("question").focus();
     element("stop").hidden = !is;
     element("send").setAttribute("aria-disabled", String(is));
   }

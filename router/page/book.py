@@ -16,8 +16,6 @@ MOST_RUNNING = 200  # that are shown; more are counted
 
 # What the page draws a request's stages as: what it shows is where the time went, by tier, in the order of a request.
 _SHOWN_AS = {
-    Stage.RECEIVED: "prepare",
-    Stage.FETCHING: "prepare",
     Stage.LAID_OUT: "wait",
     Stage.RESERVING: "wait",
     Stage.ENCODING: "encode",

@@ -28,6 +28,7 @@ function heard(snapshot) {
     element("key").hidden = true;
   }
   isFirst = false;
+  element("triptych").classList.remove("stale");
   say(element("model"), snapshot.model);
   ask.model = snapshot.model;
   if (workers.show(snapshot.workers)) flow.lay();
@@ -64,6 +65,7 @@ function showWhere({ router, viewer, answers_here: answersHere }) {
 
 function lost(why) {
   isFirst = true;
+  element("triptych").classList.add("stale"); // what it shows has been so
   element("health").dataset.state = "lost";
   say(element("health"), `No connection: ${why}`);
 }

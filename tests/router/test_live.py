@@ -13,12 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.router.requests import text_request
 from tests.router.serving import picture, serving, tiers
 from triptych.config import RouterSettings, Settings
 from triptych.models.card import ModelCard
 from triptych.router.app import build_apps
+from triptych.router.page.book import first_token_seconds, stage_spans
 from triptych.router.page.feed import MOST_LISTENERS, MOST_OF_A_TENANT
 from triptych.router.server import RouterServer
+from triptych.stages import Stage
 
 pytestmark = pytest.mark.anyio
 
@@ -110,6 +113,20 @@ async def test_the_feed_tells_of_workers_and_of_requests_from_their_beginning_to
         while next(each for each in snapshot["workers"] if each["worker_id"] == "p-1")["state"] == "ready":
             snapshot = await feed.next()
         assert time.monotonic() - killed_at < 3
+
+
+def test_a_request_that_was_tried_again_has_stages_twice_and_its_first_token_once() -> None:
+    request = text_request()
+    stages = [Stage.LAID_OUT, Stage.RESERVING, Stage.PREFILLING, Stage.HANDING_OVER, Stage.DECODING]
+    stages += [Stage.RESERVING, Stage.PREFILLING, Stage.HANDING_OVER, Stage.DECODING, Stage.FINISHED]
+    began = request.timeline.started_at
+    request.moments = [(stage, began + 2.0**number) for number, stage in enumerate(stages)]
+    again = [("wait", 32.0), ("prefill", 64.0), ("handover", 128.0), ("decode", 256.0)]
+    expected = [("prepare", 1.0), ("wait", 3.0), ("prefill", 4.0), ("handover", 8.0), ("decode", 16.0), *again]
+    assert [(name, round(seconds, 6)) for name, seconds in stage_spans(request)] == expected
+    assert first_token_seconds(request) == pytest.approx(8.0)
+    request.moments = request.moments[:3]
+    assert first_token_seconds(request) is None
 
 
 async def test_each_is_shown_what_he_may_see(card: ModelCard) -> None:
