@@ -7,7 +7,6 @@ import io
 import itertools
 import json
 import os
-import queue
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 import httpx
@@ -26,9 +26,9 @@ ROOT = Path(__file__).parent.parent
 DATA = ROOT / "tests" / "data"
 MOST_BYTES = 200 << 10  # of one picture
 WIDTH, HEIGHT = 1280, 900
-_STREAMS = 3
+_STREAMS = 3  # of questions, one after another
+_PAUSE_SECONDS = 0.15  # between two of them
 _LOAD_SECONDS = 25.0  # ahead of the pictures, so that the instruments have something to show
-_START_SECONDS = 300.0
 _SETTINGS = """
 [serve]
 device = "cpu"
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tab = browser.open()
         tab.resize(WIDTH, HEIGHT)
         tab.go(url)
-        tab.wait(f"new Promise((resolve) => setTimeout(resolve, {_LOAD_SECONDS * 1000}, true))", _LOAD_SECONDS + 5)
+        tab.evaluate(f"new Promise((resolve) => setTimeout(resolve, {_LOAD_SECONDS * 1000}))")
         tab.catch_files()
         tab.evaluate("document.getElementById('choose').focus()")
         tab.press("Enter")
@@ -108,25 +108,20 @@ def _server() -> Iterator[str]:
 @contextmanager
 def _load(url: str) -> Iterator[None]:
     """Questions of tests/data, some at a time, until the context ends."""
-    questions = json.loads((DATA / "questions.json").read_text())
-    to_ask: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
+    questions: list[dict[str, Any]] = json.loads((DATA / "questions.json").read_text())
     model = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["id"]
-    is_over = threading.Event()
-    everlasting = itertools.cycle(questions)
+    is_over, to_ask = threading.Event(), itertools.cycle(questions)
 
     def ask() -> None:
         with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
             while not is_over.is_set():
-                question = to_ask.get()
-                to_ask.put(next(everlasting))
-                images = [_part((DATA / name).read_bytes()) for name in question["images"]]  # type: ignore[attr-defined]
+                question = next(to_ask)
+                images = [_part((DATA / name).read_bytes()) for name in question["images"]]
                 content = [*images, {"type": "text", "text": question["question"]}]
                 body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 32}
                 client.post("/v1/chat/completions", json=body)
-                is_over.wait(0.15)
+                is_over.wait(_PAUSE_SECONDS)
 
-    for _ in range(_STREAMS):
-        to_ask.put(next(everlasting))
     threads = [threading.Thread(target=ask, daemon=True) for _ in range(_STREAMS)]
     for thread in threads:
         thread.start()
@@ -138,7 +133,7 @@ def _load(url: str) -> Iterator[None]:
             thread.join()
 
 
-def _part(data: bytes) -> dict[str, object]:
+def _part(data: bytes) -> dict[str, Any]:
     url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
