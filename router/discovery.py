@@ -10,9 +10,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from triptych.router.fleet import tier
 from triptych.router.link import WorkerLink
 from triptych.router.link_state import LinkState
+from triptych.router.reported import tier
 from triptych.router.router import Router
 
 _PATH = "/metrics"

@@ -7,7 +7,7 @@ import math
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from triptych.config import RouterSettings
@@ -19,6 +19,7 @@ from triptych.router.link import KnownWorker, WorkerLink
 from triptych.router.link_state import LinkState
 from triptych.router.pairs import describe_paths, pair_counts
 from triptych.router.placement import Snapshot, place_items, place_prompt, place_stream
+from triptych.router.reported import load, tier, token_limit
 from triptych.router.router_identity import RouterIdentity
 from triptych.wire.membership import Membership
 
@@ -253,11 +254,11 @@ class Fleet:
         for role in link.roles:
             columns = self.snapshot.roles[role]
             columns.booked[row] = link.bookings[role].total
-            columns.reported[row], columns.room[row] = _load(role, link.gauges)
+            columns.reported[row], columns.room[row] = load(role, link.gauges)
             columns.ready[row] = link.takes(role)
             if columns.ready[row]:
                 self._seen.add(role)
-        self.snapshot.token_limits[row] = _token_limit(link)
+        self.snapshot.token_limits[row] = token_limit(link)
         self.snapshot.item_limits[row] = link.status.max_item_tokens or math.inf  # 0 counts as not told
         shown = link.worker_id, tier(link)
         self._shown.add(shown)
@@ -285,26 +286,6 @@ class Fleet:
         task = asyncio.create_task(link.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-
-def tier(link: WorkerLink) -> str:
-    """As Dynamo has its `worker_type`; what has some of the roles names them."""
-    return "aggregated" if link.roles >= set(Role) else "+".join(sorted(link.roles))
-
-
-def _load(role: Role, gauges: Mapping[str, float]) -> tuple[float, float]:
-    """What a worker has reported for a role, and what it has room for."""
-    if role is Role.DECODE:
-        blocks = gauges.get("kv_blocks", 0.0)
-        return blocks - gauges.get("kv_free_blocks", 0.0), blocks
-    name = "encoder_queued_tokens" if role is Role.ENCODE else "prefill_queued_tokens"
-    return gauges.get(name, 0.0), math.inf
-
-
-def _token_limit(link: WorkerLink) -> float:
-    """0 counts as not told."""
-    limits = (link.status.max_model_len, link.gauges.get("kv_blocks", 0) * link.status.block_size)
-    return min((limit for limit in limits if limit > 0), default=math.inf)
 
 
 def _probe_memory(nonce: bytes) -> MediaMemory | None:
