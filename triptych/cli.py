@@ -71,6 +71,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     new.add_argument("--tokens-per-minute", type=int, default=0, help="of prompt and answer; 0: no limit (default)")
     new.add_argument("--max-concurrent", type=int, default=0, help="requests in flight; 0: no limit (default)")
     new.add_argument("--admin", action="store_true", help="may ask what operators ask")
+    new.add_argument("--slo", default="", metavar="CLASS", help="class of service (default: the server's)")
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:

@@ -101,13 +101,13 @@ def test_keys_may_stand_in_the_environment_plain_or_hashed() -> None:
 
 def test_the_command_tells_a_key_once_and_what_the_file_is_to_hold(capsys: pytest.CaptureFixture[str]) -> None:
     arguments: argparse.Namespace = build_parser().parse_args(
-        ["keys", "new", "alice", "--requests-per-minute", "60", "--admin"]
+        ["keys", "new", "alice", "--requests-per-minute", "60", "--admin", "--slo", "batch"]
     )
     assert key_command.run(arguments) == 0
     out, err = capsys.readouterr()
     key = next(word for word in err.split() if word.startswith("tp-"))
     assert key not in out
-    assert read_keys(out) == [Key("alice", digest_of(key), Limits(60), is_admin=True)]
+    assert read_keys(out) == [Key("alice", digest_of(key), Limits(60), is_admin=True, slo="batch")]
 
 
 def test_a_key_may_have_a_class_of_service_which_has_to_be_one(tmp_path: Path) -> None:
