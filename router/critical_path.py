@@ -19,6 +19,7 @@ _BEFORE: Mapping[str, frozenset[str]] = {
     "prefill": frozenset({"prefill", "rows_transfer"}),
     "rows_transfer": frozenset({"encode", "preprocess", "encode_queue"}),
     "encode": frozenset({"preprocess"}),
+    "encode_queue": frozenset({"encode", "preprocess"}),  # behind the encode: until the answer is made
 }
 _LINES = frozenset({"prefill_wait", "prefill_queue", "encode_queue"})
 _LEAST = 1e-9

@@ -141,6 +141,7 @@ def test_what_overlaps_counts_once_and_the_path_follows_what_was_waited_for() ->
         ("encode_queue", 0.15, 0.2, "e", 0),
         ("preprocess", 0.2, 0.4, "e", 0),
         ("encode", 0.4, 0.7, "e", 0),
+        ("encode_queue", 0.7, 0.705, "e", 0),
         ("prefill_wait", 0.3, 0.8, "p", -1),
         ("rows_transfer", 0.72, 0.75, "p", 0),
         ("prefill", 0.8, 0.9, "p", -1),
@@ -149,8 +150,8 @@ def test_what_overlaps_counts_once_and_the_path_follows_what_was_waited_for() ->
     timeline.first_token = 0.95
     path = critical_path(timeline)
     assert [part.stage for part in path] == [
-        *("parse", "wire", "prefill_queue", "wire", "encode_queue", "preprocess", "encode", "wire", "rows_transfer"),
-        *("prefill_wait", "prefill", "wire"),
+        *("parse", "wire", "prefill_queue", "wire", "encode_queue", "preprocess", "encode", "encode_queue"),
+        *("wire", "rows_transfer", "prefill_wait", "prefill", "wire"),
     ]
     assert sum(stage_seconds(path).values()) == pytest.approx(0.95)
     assert timeline.seconds["prefill"] == pytest.approx(0.27)
