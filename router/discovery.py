@@ -30,15 +30,16 @@ def add_discovery(app: FastAPI, router: Router) -> None:
     @app.get("/v1/cluster/http_sd", response_model=None)
     async def http_sd(http: Request) -> list[dict[str, Any]]:
         """Targets for Prometheus: one for the routers, one for each worker"""
-        return targets(_links(router), address_of(http), http.url.scheme)
+        return targets(_links(router), address_of(http), http.url.scheme, router.name)
 
 
-def targets(links: Iterable[WorkerLink], address: str, scheme: str) -> list[dict[str, Any]]:
+def targets(links: Iterable[WorkerLink], address: str, scheme: str, model_name: str) -> list[dict[str, Any]]:
     """All are scraped at `address`, which answers for workers that only the routers can reach.
 
-    So that no two are one target, and none tells what another tells, each names its part.
+    So that no two are one target, and none tells what another tells, each names its part. The model's name is a label of
+    all that is scraped, as dashboards made for other servers select by it.
     """
-    common = {"__scheme__": scheme, "__metrics_path__": _PATH}
+    common = {"__scheme__": scheme, "__metrics_path__": _PATH, "model_name": model_name}
     found: list[tuple[Mapping[str, str], str]] = [({"__param_part": "routers"}, "router")]
     for link in links:
         labels = {
