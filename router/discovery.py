@@ -36,8 +36,8 @@ def add_discovery(app: FastAPI, router: Router) -> None:
 def targets(links: Iterable[WorkerLink], address: str, scheme: str, model_name: str) -> list[dict[str, Any]]:
     """All are scraped at `address`, which answers for workers that only the routers can reach.
 
-    So that no two are one target, and none tells what another tells, each names its part. The model's name is a label of
-    all that is scraped, as dashboards made for other servers select by it.
+    So that no two are one target, and none tells what another tells, each names its part. The model's name is a label
+    of all that is scraped, as dashboards made for other servers select by it.
     """
     common = {"__scheme__": scheme, "__metrics_path__": _PATH, "model_name": model_name}
     found: list[tuple[Mapping[str, str], str]] = [({"__param_part": "routers"}, "router")]

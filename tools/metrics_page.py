@@ -32,7 +32,8 @@ _SDS = """\
 
 `/metrics` alone is enough for a single job. `/v1/cluster/http_sd` is for Prometheus' `http_sd_configs`: one target
 for the routers and one for each worker, all of them at the address that was asked. A worker's target has `up` 0 while
-no router can reach it. Its series are not among those of the routers' target, so nothing is counted twice.
+no router can reach it. Its series are not among those of the routers' target, so nothing is counted twice. Everything
+that is found this way has the label `model_name`, by which dashboards that were made for vLLM select.
 
     scrape_configs:
       - job_name: triptych

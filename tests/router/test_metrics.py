@@ -171,11 +171,9 @@ async def test_prometheus_is_told_one_target_for_routers_and_one_for_each_worker
         address = served.base_url.removeprefix("http://")
         assert [each["targets"] for each in found] == [[address]] * 3
         assert [each["labels"].get("instance") for each in found] == [None, "e-0", "pd-1"]
-        assert [each["labels"].get("__meta_triptych_worker_type") for each in found] == [
-            None,
-            "encode",
-            "decode+prefill",
-        ]
+        types = [each["labels"].get("__meta_triptych_worker_type") for each in found]
+        assert types == [None, "encode", "decode+prefill"]
+        assert {each["labels"]["model_name"] for each in found} == {"tiny_vl"}
         texts = []
         for each in found:
             labels = each["labels"]
