@@ -155,15 +155,14 @@ def _fonts() -> Iterator[dict[str, str]]:
 
 
 def _small(png: bytes) -> bytes:
-    """The same picture, packed well; in a palette of its own where that is not enough. Raises RuntimeError."""
+    """The same picture in a palette of its own, in which rare colours have a place. Raises RuntimeError if too large."""
+    packed = io.BytesIO()
     with Image.open(io.BytesIO(png)) as opened:
-        image = opened.convert("RGB")
-    for each in (image, image.quantize(256, dither=Image.Dither.NONE)):
-        packed = io.BytesIO()
-        each.save(packed, "PNG", optimize=True)
-        if packed.tell() <= MOST_BYTES:
-            return packed.getvalue()
-    raise RuntimeError(f"a picture of {packed.tell()} bytes is more than the documentation has room for")
+        image = opened.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    image.save(packed, "PNG", optimize=True)
+    if packed.tell() > MOST_BYTES:
+        raise RuntimeError(f"a picture of {packed.tell()} bytes is more than the documentation has room for")
+    return packed.getvalue()
 
 
 if __name__ == "__main__":
