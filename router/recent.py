@@ -37,6 +37,7 @@ class Entry:
     image_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
+    cached_items: int = 0  # images whose rows were there already, or being made for another request
     seconds: float = 0.0  # until it was over
     state: str = ""  # once it is over: finished, failed, cancelled
     error: str = ""  # the class of what it failed with
@@ -61,6 +62,7 @@ class Entry:
             "prompt_tokens": self.prompt_tokens,
             "image_tokens": self.image_tokens,
             "cached_tokens": self.cached_tokens,
+            "cached_items": self.cached_items,
             "completion_tokens": self.completion_tokens
             if request is None
             else sum(len(ids) for ids in request.generated),
@@ -100,6 +102,7 @@ class RecentRequests:
         entry.seconds = entry.timeline.since_start()
         entry.state, entry.error = str(request.stage), type(error).__name__ if error is not None else ""
         entry.completion_tokens, entry.cached_tokens = usage.completion_tokens, usage.cached_tokens
+        entry.cached_items = request.cached_items
         entry.num_bytes = _num_bytes(entry.timeline)
         key = entry.tenant, entry.id
         self._forget(key)

@@ -58,7 +58,8 @@ async def test_a_request_has_one_line_that_says_how_it_went_and_nothing_of_what_
         line = lines.next()
         assert (line["request_id"], line["tenant"], line["status"]) == ("r-1", "alice", 200)
         assert (line["endpoint"], line["model"], line["state"]) == ("/v1/chat/completions", "tiny_vl", "finished")
-        assert (line["images"], line["completion_tokens"], line["retries"]) == (1, 3, [])
+        assert (line["images"], line["cached_items"], line["completion_tokens"]) == (1, 0, 3)
+        assert line["retries"] == []
         assert line["trace_id"] == trace
         assert {placed["why"] for placed in line["workers"]} == {"least_queued", "most_free"}
         assert line["first_token_seconds"] == pytest.approx(sum(line["stages"].values()), abs=1e-4)
