@@ -70,7 +70,9 @@ def run(server: FaultServer, kinds: Sequence[Kind], rounds: int, ends_at: float,
 def table(rows: Sequence[Row]) -> str:
     """A line for each kind: medians, and in brackets the worst, of times; sums of everything else."""
     lines = [_HEAD, ["---"] * len(_HEAD)]
-    for kind in dict.fromkeys(row.kind for row in rows):
+    order = [kind.name for kinds in _PLACES.values() for kind in kinds]
+    known = [name for name in order if any(row.kind == name for row in rows)]
+    for kind in dict.fromkeys([*known, *(row.kind for row in rows)]):
         of_kind = [row for row in rows if row.kind == kind]
         retries = sum((Counter(row.retries) for row in of_kind), Counter[str]())
         lines.append(
