@@ -155,7 +155,7 @@ def _fonts() -> Iterator[dict[str, str]]:
 
 
 def _small(png: bytes) -> bytes:
-    """The same picture in a palette of its own, in which rare colours have a place. Raises RuntimeError if too large."""
+    """The same picture in a palette of its own, in which rare colours have a place. Raises RuntimeError."""
     packed = io.BytesIO()
     with Image.open(io.BytesIO(png)) as opened:
         image = opened.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
