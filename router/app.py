@@ -176,6 +176,16 @@ def _add_scale(app: FastAPI, admin: ScaleAdmin) -> None:
         """Let a worker make room for one of another role"""
         return await admin.switch(http)
 
+    @app.get("/admin/reload", response_model=None)
+    async def show_sets(http: Request) -> dict[str, Any]:
+        """Sets of workers, each with its model, and how far a reload is"""
+        return await admin.show(http)
+
+    @app.post("/admin/reload", response_model=None)
+    async def reload(http: Request) -> dict[str, Any]:
+        """Serve another model, or the one before"""
+        return await admin.reload(http)
+
 
 async def _http_error(http: Request, error: Exception) -> Response:
     """Unknown routes and methods, in the shape of every other error."""

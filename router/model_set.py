@@ -16,6 +16,7 @@ from triptych.router.caller import NOBODY, Caller
 from triptych.router.detokenize import Detokenizer
 from triptych.router.fleet import Fleet
 from triptych.router.link import KnownWorker
+from triptych.router.link_state import LinkState
 from triptych.router.media import MediaLoader
 from triptych.router.pipeline import Pipeline
 from triptych.router.prepare import Preparer
@@ -28,6 +29,8 @@ from triptych.router.tasks import Background
 from triptych.router.threads import WorkThreads
 from triptych.router.timeline import Timeline
 from triptych.wire.membership import Membership
+
+_REFUSED = (LinkState.FAULTY, LinkState.UNFIT)
 
 FIRST = 1  # the number of the set that a server starts with
 
@@ -116,6 +119,17 @@ class ModelSet:
             "model": self.card.name,
             "fingerprint": self.card.fingerprint.hex()[:16],
             "requests": self.requests,
+        }
+
+    def told(self) -> dict[str, Any]:
+        """As JSON values, for whoever keeps the workers: who may answer, and who must not, with the reason."""
+        links = self.fleet.links
+        return {
+            "set": self.number,
+            "fingerprint": self.card.fingerprint.hex(),
+            "requests": self.requests,
+            "ready": [link.worker_id for link in links if link.state is LinkState.READY],
+            "refused": {link.worker_id: link.reason for link in links if link.state in _REFUSED},
         }
 
     async def _self_test(self, salt: str) -> Prepared:

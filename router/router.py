@@ -75,6 +75,7 @@ class Router:
         self.common = Common(settings, self.name, self.metrics, loader, self.budget, self.threads)
         self.serving = ModelSet(number, card, self.common, workers, media_by_memfd=media_by_memfd)
         self.sets = {number: self.serving}
+        self.turn = 0
         self.limit_books = commons.limits(index) if commons is not None else LimitBooks()
         self.books = RouterBooks(settings, self.metrics, self.name)
         self._refreshing: asyncio.Task[None] | None = None
@@ -109,10 +110,17 @@ class Router:
     def prompts(self) -> PromptBuilder:
         return self.serving.prompts
 
-    def tell(self, workers: Mapping[int, Sequence[KnownWorker]], serving: int, new: Sequence[ModelSet] = ()) -> None:
+    def tell(
+        self,
+        workers: Mapping[int, Sequence[KnownWorker]],
+        serving: int,
+        turn: int = 0,
+        new: Sequence[ModelSet] = (),
+    ) -> None:
         """Which sets there are from now on, by number, with their workers, and which one new requests begin with.
 
-        new: sets that were not there before. One that is not named any more ends, with whatever it still has.
+        turn: changes whenever the latter does, so that whoever asks knows what an answer is about
+        new:  sets that were not there before. One that is not named any more ends, with whatever it still has.
         """
         for each in new:
             self.sets[each.number] = each
@@ -120,7 +128,8 @@ class Router:
         for number, known in workers.items():
             if number in self.sets:
                 self.sets[number].fleet.update(known)
-        self.serving = self.sets.get(serving, self.serving)
+        if serving in self.sets:
+            self.serving, self.turn = self.sets[serving], turn
         for number in self.sets.keys() - workers.keys() - {self.serving.number}:
             self._background.start(self.sets.pop(number).stop())
 

@@ -30,6 +30,7 @@ from triptych.metrics import FOLDER_VARIABLE
 from triptych.models.card import load_card
 from triptych.router.commons import Commons
 from triptych.router.link import KnownWorker
+from triptych.router.model_set import KnownSet
 from triptych.router.server import RouterServer
 from triptych.router.supervision import Supervision
 
@@ -110,6 +111,7 @@ def _start(task: Mapping[str, Any], listener: socket.socket, supervision: Superv
         *(settings, card, None, listener, commons),
         index=task["index"],
         supervision=supervision,
+        number=task["number"],
     )
     server.start()
     settle()
@@ -131,8 +133,8 @@ def _obey(
 ) -> None:
     """Until the supervisor is gone, or wants this to end."""
     while (message := control.receive()) is not None:
-        if "workers" in message:
-            server.update([_worker(entry) for entry in message["workers"]])
+        if "sets" in message:
+            server.tell([_set(entry) for entry in message["sets"]], message["serving"], message["turn"])
         elif "coming" in message:
             server.tell_coming({each["worker_id"]: (each["roles"], each["note"]) for each in message["coming"]})
         elif "told" in message:
@@ -155,7 +157,12 @@ _ANSWERS: Mapping[str, Callable[[RouterServer], Any]] = {
     "workers": RouterServer.worker_states,
     "reasons": RouterServer.worker_reasons,
     "faulty": RouterServer.faulty_workers,
+    "sets": RouterServer.told_of_sets,
 }
+
+
+def _set(entry: Mapping[str, Any]) -> KnownSet:
+    return KnownSet(entry["number"], entry["model"], tuple(_worker(each) for each in entry["workers"]))
 
 
 def _worker(entry: Mapping[str, Any]) -> KnownWorker:

@@ -1,4 +1,4 @@
-"""/admin/scale and /admin/role: how many workers of each role there are, changed while requests go on."""
+"""/admin/scale, /admin/role, /admin/reload: how many workers there are, and with which model, while requests go on."""
 
 import contextlib
 import json
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, TypeAdapter, ValidationError
 from starlette.requests import Request as HTTPRequest
 
 from triptych.errors import InvalidRequest
@@ -16,7 +16,8 @@ from triptych.router.router import Router
 from triptych.router.schema import invalid_request
 from triptych.router.supervision import Supervision
 
-_MOST_BYTES = 4096
+RELOAD_SECONDS = 600.0  # that a new set has to be ready, unless something else is asked for
+_MOST_BYTES = 8192
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 _COUNTS = TypeAdapter(Annotated[dict[Name, StrictInt], Field(max_length=16)])
@@ -44,6 +45,20 @@ class SwitchRequest(BaseModel):
 
     worker: Name
     role: Name
+
+
+Seconds = Annotated[float, Field(ge=0, le=7 * 24 * 3600, allow_inf_nan=False)]
+
+
+class ReloadRequest(BaseModel):
+    """Either a model that is to serve in place of the present one, or the way back to the one before."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    back: StrictBool = False
+    deadline_seconds: Seconds = RELOAD_SECONDS
+    keep_seconds: Seconds = 0.0
 
 
 class ScaleAdmin:
@@ -76,6 +91,20 @@ class ScaleAdmin:
         except ValidationError as error:
             raise invalid_request(error) from None
         return await self._supervision.wish({"switch": {"worker": asked.worker, "role": asked.role}})
+
+    async def reload(self, http: HTTPRequest) -> dict[str, Any]:
+        """The body names a model, or asks for the one before. Raises InvalidRequest for what cannot be."""
+        body = await self._body(http)
+        try:
+            asked = ReloadRequest.model_validate_json(body)
+        except ValidationError as error:
+            raise invalid_request(error) from None
+        if (asked.model is None) is not asked.back:
+            raise InvalidRequest("name either a model, or back: true", param="model")
+        if asked.back:
+            return await self._supervision.wish({"back": {"seconds": asked.deadline_seconds}})
+        seconds = {"seconds": asked.deadline_seconds, "keep_seconds": asked.keep_seconds}
+        return await self._supervision.wish({"reload": {"model": asked.model, **seconds}})
 
     async def _body(self, http: HTTPRequest) -> bytes:
         require_admin(http)

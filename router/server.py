@@ -13,13 +13,14 @@ from starlette.types import ASGIApp
 
 from triptych.config import Settings
 from triptych.errors import ConfigError, InternalError
-from triptych.models.card import ModelCard
+from triptych.models.card import ModelCard, load_card
 from triptych.router.acceptor import Acceptor
 from triptych.router.app import build_apps
 from triptych.router.commons import Commons
 from triptych.router.connection import connection_class
-from triptych.router.link import KnownWorker
+from triptych.router.link import KnownWorker, WorkerLink
 from triptych.router.link_state import LinkState
+from triptych.router.model_set import FIRST, Common, KnownSet, ModelSet
 from triptych.router.router import Router
 from triptych.router.supervision import Supervision
 from triptych.router.threads import media_threads
@@ -44,10 +45,11 @@ class RouterServer:
         commons: Commons | None = None,
         index: int = 0,
         supervision: Supervision | None = None,
+        number: int = FIRST,
     ) -> None:
         """listener: bound already, and owned by this from now on; None: one is made, as the settings say
 
-        workers: None where `update` will tell of them
+        workers: None where `update` or `tell` will tell of them; number: of the set that they are
         commons: with other routers, which listen on it as well; index: this one's place among them
         supervision: by whom the workers are kept, if by anybody
         """
@@ -59,6 +61,9 @@ class RouterServer:
         self._listener = listener
         self._card = card
         self._workers = workers
+        self._number = number
+        self._met = {number}  # sets that were made, or could not be
+        self._unusable: dict[int, str] = {}  # why, by number
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: uvicorn.Server | None = None
@@ -88,7 +93,7 @@ class RouterServer:
         return port
 
     def update(self, workers: Sequence[KnownWorker]) -> None:
-        """Who there is from now on; anything with a worker's id, endpoint and roles will do."""
+        """Who there is from now on, of the one set; anything with a worker's id, endpoint and roles will do."""
         self._workers = [KnownWorker(each.worker_id, each.endpoint, each.roles) for each in workers]
         if self._loop is not None and self._router is not None:
             self._loop.call_soon_threadsafe(self._router.fleet.update, self._workers)
@@ -98,19 +103,55 @@ class RouterServer:
         if self._loop is not None and self._router is not None:
             self._loop.call_soon_threadsafe(setattr, self._router, "coming", coming)
 
+    def tell(self, sets: Sequence[KnownSet], serving: int, turn: int) -> None:
+        """Which sets there are from now on, and with which one new requests begin; a new one's model is read here.
+
+        turn: as of `Router.tell`
+        From one thread, once the server has started.
+        """
+        router, loop = self._router, self._loop
+        assert router is not None
+        assert loop is not None
+        new = [made for each in sets if each.number not in self._met and (made := self._make(each, router.common))]
+        workers = {each.number: each.workers for each in sets}
+        loop.call_soon_threadsafe(router.tell, workers, serving, turn, new)
+
+    def told_of_sets(self) -> dict[str, Any]:
+        """As JSON values: what each set's workers are to this router, and how many requests it has with them."""
+        router = self._router
+        assert router is not None
+        turn = router.turn  # looked at first: from then on none has begun with another set than that turn's
+        sets = [each.told() for each in list(router.sets.values())]
+        unusable = [{"set": number, "reason": reason} for number, reason in self._unusable.items()]
+        return {"turn": turn, "sets": sets, "unusable": unusable}
+
     def worker_states(self) -> dict[str, str]:
         """What each worker is to this router."""
-        router = self._router
-        return {link.worker_id: str(link.state) for link in router.fleet.links} if router is not None else {}
+        return {link.worker_id: str(link.state) for link in self._links()}
 
     def worker_reasons(self) -> dict[str, str]:
         """Why this router gives a worker nothing, of those to which that applies."""
-        router = self._router
-        return {link.worker_id: link.reason for link in router.fleet.links if link.reason} if router is not None else {}
+        return {link.worker_id: link.reason for link in self._links() if link.reason}
+
+    def _links(self) -> list[WorkerLink]:
+        sets = list(self._router.sets.values()) if self._router is not None else []
+        return [link for each in sets for link in each.fleet.links]
+
+    def _make(self, known: KnownSet, common: Common) -> ModelSet | None:
+        """None for a model that this router cannot read; why is told to whoever asks."""
+        self._met.add(known.number)
+        serve, precision = self.settings.serve, self.settings.language.precision
+        try:
+            card = load_card(known.model, serve.dtype, load_format=serve.load_format, precision=precision)
+            return ModelSet(known.number, card, common)
+        except ConfigError as error:
+            logger.error("the model %s cannot be served: %s", known.model, error)
+            self._unusable[known.number] = str(error)
+            return None
 
     def faulty_workers(self) -> dict[str, tuple[int, str]]:
         """Those that the self-test has refused: incarnation, and why."""
-        links = self._router.fleet.links if self._router is not None else ()
+        links = self._links()
         return {link.worker_id: (link.incarnation, link.reason) for link in links if link.state is LinkState.FAULTY}
 
     def stop(self) -> None:
@@ -144,7 +185,9 @@ class RouterServer:
     async def _run(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_default_executor(media_threads())
-        self._router = Router(self.settings, self._card, self._workers, commons=self._commons, index=self._index)
+        self._router = Router(
+            self.settings, self._card, self._workers, commons=self._commons, index=self._index, number=self._number
+        )
         apps = build_apps(self._router, self._supervision)
         self._server = _Server(
             *(self._config(apps.main, "on"), self._ready, self._acceptor, lambda: apps.live.end(False)),

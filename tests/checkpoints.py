@@ -1,6 +1,7 @@
 """Model folders that tests serve: the embedded one, and random ones made once per machine and version of the maker."""
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -30,4 +31,24 @@ def random_checkpoint(seed: int = 0) -> Path:
             made.rename(folder)
         except OSError:
             shutil.rmtree(made)
+    return folder
+
+
+_WITHOUT = ("model.layers.3.mlp.down_proj.weight", "visual.blocks.2.mlp.down_proj.weight")
+
+
+def other_weights(folder: Path) -> Path:
+    """The folder, filled: the embedded model with other weights in tower and language model, all else the same."""
+    folder.mkdir()
+    for file in EMBEDDED.iterdir():
+        if file.suffix != ".safetensors" and file.name != "self_test.json":
+            shutil.copy(file, folder)
+    for file in EMBEDDED.glob("*.safetensors"):
+        data = bytearray(file.read_bytes())
+        begin = 8 + int.from_bytes(data[:8], "little")
+        for name, entry in json.loads(data[8:begin]).items():
+            if name in _WITHOUT:
+                first, end = (begin + offset for offset in entry["data_offsets"])
+                data[first:end] = bytes(end - first)
+        (folder / file.name).write_bytes(data)
     return folder

@@ -22,6 +22,7 @@ COMMANDS = {
     "status": "triptych.client:run_status",
     "scale": "triptych.cluster.scale_command:run_scale",
     "role": "triptych.cluster.scale_command:run_role",
+    "reload": "triptych.cluster.reload_command:run",
     "doctor": "triptych.doctor.command:run",
     "bench": "triptych.loadgen.command:run",
     "keys": "triptych.router.key_command:run",
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_status(commands.add_parser("status", help="the live cluster as a table"))
     _add_scale(commands.add_parser("scale", help="change how many workers of a role there are, while requests go on"))
     _add_role(commands.add_parser("role", help="let a worker make room for one of another role"))
+    _add_reload(commands.add_parser("reload", help="serve other weights, while requests go on; and the way back"))
     _add_doctor(commands.add_parser("doctor", help="is this machine fit for a server, and if not, what to do"))
     _add_bench(commands.add_parser("bench", help="load a server and measure it"))
     _add_batch(commands.add_parser("batch", help="answer a file of requests, in OpenAI's batch format"))
@@ -172,6 +174,22 @@ def _add_role(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("worker", metavar="WORKER", help="its id, as `triptych status` shows it: decode-1")
     parser.add_argument("role", metavar="ROLE", help="encode, prefill or decode, or the group that has it: ep, pd, epd")
+    _add_operator(parser)
+
+
+def _add_reload(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "A second set of workers, with the new model, comes up beside the first. Once every router has proven it new "
+        "requests begin there; those that have begun end where they are, then the first set ends. No request fails. "
+        "Without --model and --back it shows how things stand."
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--model", metavar="FOLDER", help="on the server's machine, and on those of its workers")
+    which.add_argument("--back", action="store_true", help="give up what comes, or serve the model before again")
+    parser.add_argument(
+        "--deadline", type=float, default=600.0, help="seconds for the new set to be ready, or given up"
+    )
+    parser.add_argument("--keep", type=float, default=0.0, metavar="SECONDS", help="keep the first set for a way back")
     _add_operator(parser)
 
 

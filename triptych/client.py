@@ -67,7 +67,8 @@ def run_timeline(arguments: argparse.Namespace) -> int:
 
 def run_status(arguments: argparse.Namespace) -> int:
     """Print the live cluster: worker, roles, state, queue, cache, memory."""
-    workers = Client(arguments.url, arguments.api_key).get("/v1/cluster")["workers"]
+    cluster = Client(arguments.url, arguments.api_key).get("/v1/cluster")
+    workers = cluster["workers"]
     table = Table(box=None, pad_edge=False)
     for header in ("worker", "roles", "state", "queue", "running", "cached", "KV free", "memory", "claims"):
         table.add_column(header, no_wrap=True)
@@ -84,9 +85,19 @@ def run_status(arguments: argparse.Namespace) -> int:
     # A pipe has no width, and a cut-off name would be of no use to whoever reads from it.
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(table)
-    for line in path_lines(workers):
+    for line in [*set_lines(cluster.get("sets", ())), *path_lines(workers)]:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     return 0 if workers and all(worker["state"] == "ready" for worker in workers) else 1
+
+
+def set_lines(sets: Sequence[Mapping[str, Any]]) -> list[str]:
+    """While a reload goes on: which workers have which model, and what becomes of their requests."""
+    lines = [
+        f"set {each['set']}: {each['model']} {each['fingerprint'][:8]}, "
+        f"{'serves' if each['serving'] else 'does not serve'}, {each['requests']} requests"
+        for each in sets
+    ]
+    return ["", *lines] if len(lines) > 1 else []
 
 
 def path_lines(workers: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -17,10 +17,21 @@ class Load:
     """
 
     def __init__(
-        self, url: str, bodies: Sequence[Mapping[str, Any]], in_flight: int, headers: Mapping[str, str]
+        self,
+        url: str,
+        bodies: Sequence[Mapping[str, Any]],
+        in_flight: int,
+        headers: Mapping[str, str],
+        *,
+        collects: bool = False,
     ) -> None:
-        """bodies: of greedy chat requests; the answers of the first, unhurried round are the right ones"""
+        """bodies: of greedy chat requests; the answers of the first, unhurried round are the right ones
+
+        collects: another answer is not wrong, but put among the `others` of its body
+        """
         self.wrong: list[str] = []
+        self.others: list[set[str]] = [set() for _ in bodies]
+        self._collects = collects
         self.num_answered = 0
         self._bodies = bodies
         self._in_flight = in_flight
@@ -55,7 +66,9 @@ class Load:
             except (httpx.HTTPError, AssertionError) as error:
                 self.wrong.append(repr(error))
                 return
-            if text != self._expected[number]:
+            if text != self._expected[number] and self._collects:
+                self.others[number].add(text)
+            elif text != self._expected[number]:
                 self.wrong.append(f"{text!r} instead of {self._expected[number]!r}")
             self.num_answered += 1
 

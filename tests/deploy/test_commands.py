@@ -113,5 +113,5 @@ def test_what_is_no_command_is_refused() -> None:
 
 
 def test_all_commands_of_ours_are_known_to_this_test() -> None:
-    known = {"serve", "status", "scale", "role", "doctor", "bench", "keys", "ask", "batch", "demo"}
+    known = {"serve", "status", "scale", "role", "reload", "doctor", "bench", "keys", "ask", "batch", "demo"}
     assert known == set(COMMANDS)

@@ -14,8 +14,11 @@ from ray.exceptions import RayError
 from triptych.cluster.groups import counts_wished, first_counts, group_meant, groups_of
 from triptych.cluster.hiring import Hiring
 from triptych.cluster.member import Member, reason_of
+from triptych.cluster.names import group_in, set_in
 from triptych.cluster.pacing import Pace
 from triptych.cluster.reconcile import Action, Backoff, Desired, Drain, Start, State, reconcile
+from triptych.cluster.set_keeper import SetKeeper
+from triptych.cluster.sets import Sets, first_set
 from triptych.cluster.view import View
 from triptych.config import Settings
 from triptych.errors import InvalidRequest
@@ -41,11 +44,12 @@ class Crew:
         hiring: Hiring,
         counts: Mapping[str, int] | None = None,
         here: Mapping[str, Any] = _NOBODY,
-        wanted: Callable[[Mapping[str, int]], None] = lambda counts: None,
+        wanted: Callable[[Mapping[str, int], Sets], None] = lambda counts, sets: None,
+        sets: Sets | None = None,
     ) -> None:
-        """counts: to begin with, where not those of the settings; here: workers that there are already, by id
+        """counts, sets: to begin with, where not those of the settings; here: workers that there are already, by id
 
-        wanted: told of every change of the counts, under a lock
+        wanted: told of every change of either, under a lock
         """
         self._settings = settings
         self._hiring = hiring
@@ -53,10 +57,16 @@ class Crew:
         self._lock = threading.Lock()
         self._counts = dict(counts or first_counts(settings.serve))
         self._wanted = wanted
+        self.keeper = SetKeeper(
+            *(sets or first_set(settings.serve.model), self._drain_seconds()),
+            room=lambda: hiring.require_room(self._counts),
+            kept=lambda sets: wanted(self._counts, sets),
+        )
+        self.reload, self.back, self.hear = self.keeper.reload, self.keeper.back, self.keeper.hear
         self._leaving: frozenset[str] = frozenset()
         now = time.monotonic()
         self._members = {  # of the thread alone
-            worker_id: Member(worker_id, _group_in(worker_id), actor, now) for worker_id, actor in here.items()
+            worker_id: Member(worker_id, group_in(worker_id), actor, now) for worker_id, actor in here.items()
         }
         self._backoff = Backoff()
         self._pace = Pace(now)
@@ -72,7 +82,7 @@ class Crew:
         self._thread.start()
 
     def view(self) -> View:
-        return self._view
+        return replace(self._view, **self.keeper.told())
 
     def scale(self, wish: Mapping[str, int]) -> None:
         """From now on so many workers of each group. Raises InvalidRequest for what cannot be."""
@@ -80,7 +90,7 @@ class Crew:
             counts = self._wished(wish)
             changed = {group for group, count in counts.items() if count != self._counts[group]}
             # Who was chosen to leave was chosen for the number before.
-            self._leaving = frozenset(each for each in self._leaving if _group_in(each) not in changed)
+            self._leaving = frozenset(each for each in self._leaving if group_in(each) not in changed)
             self._want(counts)
 
     def switch(self, worker_id: str, role: str) -> None:
@@ -139,7 +149,7 @@ class Crew:
     def _want(self, counts: dict[str, int]) -> None:
         """Under the lock. Whoever looks from now on sees that it is not there yet."""
         self._counts = counts
-        self._wanted(counts)
+        self._wanted(counts, self.keeper.sets)
         self._view = replace(self._view, counts=dict(counts))
         self._wake.set()
 
@@ -164,6 +174,7 @@ class Crew:
                     for member in self._members.values():
                         member.ask()
                 self._hear()
+                self._look_at_sets()
                 for action in self._decide():
                     self._carry_out(action)
                 answered_at = now
@@ -222,10 +233,18 @@ class Crew:
             text += f"; {failures} times in a row now, the next try is in {waits:g} s"
         self._say(text)
 
+    def _look_at_sets(self) -> None:
+        now = time.monotonic()
+        workers = [member.view(now) for member in self._members.values()]
+        for line in self.keeper.look(self._counts, workers, self._failures):
+            self._say(line)
+        kept = self.keeper.sets.wanted
+        self._failures = {name: reason for name, reason in self._failures.items() if set_in(name) in kept}
+
     def _decide(self) -> list[Action]:
         now = time.monotonic()
         with self._lock:
-            desired = Desired(dict(self._counts), self._leaving)
+            desired = Desired(dict(self._counts), self._leaving, self.keeper.sets.wanted)
         actual = [member.actual(now) for member in self._members.values()]
         return reconcile(desired, actual, self._backoff.not_before, now)
 
@@ -234,7 +253,8 @@ class Crew:
         if isinstance(action, Start):
             if not self._pace.take(now):
                 return  # the next look asks again
-            actor = self._hiring.hire(action.worker_id, self._roles[action.group])
+            model = self.keeper.sets.model_of(set_in(action.worker_id))
+            actor = self._hiring.hire(action.worker_id, self._roles[action.group], model)
             member = Member(action.worker_id, action.group, actor, now)
             self._members[action.worker_id] = member
         else:
@@ -270,7 +290,3 @@ class Crew:
     def _say(self, text: str) -> None:
         number = self._news[-1][0] + 1 if self._news else 0
         self._news.append((number, text))
-
-
-def _group_in(worker_id: str) -> str:
-    return worker_id.rpartition("-")[0]

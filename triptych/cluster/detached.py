@@ -5,6 +5,7 @@ as it is, for the next. Ray starts the actor again where it dies: it then finds 
 wished for in Ray's own storage.
 """
 
+import contextlib
 import json
 import logging
 import secrets
@@ -24,7 +25,8 @@ from triptych.cluster.groups import first_counts
 from triptych.cluster.hiring import Hiring
 from triptych.cluster.member import reason_of
 from triptych.cluster.placing import gpus_of
-from triptych.cluster.view import View
+from triptych.cluster.sets import Phase, Report, Sets, WorkerSet, first_set, sets_as_values, sets_from_values
+from triptych.cluster.view import SetView, View
 from triptych.config import Settings
 from triptych.errors import ClusterError, ConfigError
 
@@ -50,12 +52,14 @@ class Attached:
     """What a server is told that attaches.
 
     is_new: nobody was there before it; differences: of its settings from the cluster's
+    serving: which may have another model than the settings, by a reload
     """
 
     is_new: bool
     secret: str = field(repr=False)
     differences: tuple[str, ...]
     last_news: int
+    serving: WorkerSet
 
 
 class CrewActor:
@@ -71,26 +75,41 @@ class CrewActor:
         # As it was for the first workers: nodes may have come or gone.
         gpus = known["gpus"] if known else gpus_of(settings.serve, ray.cluster_resources().get("GPU", 0.0), first)
         counts = known["counts"] if known else first
+        sets = sets_from_values(known["sets"], time.monotonic()) if known else first_set(settings.serve.model)
 
-        def remember(counts: Mapping[str, int]) -> None:
-            _remember(settings.serve.cluster, {"counts": dict(counts), "gpus": gpus})
+        def remember(counts: Mapping[str, int], sets: Sets) -> None:
+            told = {"counts": dict(counts), "gpus": gpus, "sets": sets_as_values(sets, time.monotonic())}
+            _remember(settings.serve.cluster, told)
 
-        remember(counts)
+        remember(counts, sets)
         hiring = Hiring(settings, gpus, first, detached=True)
-        self._crew = Crew(settings, hiring, counts, hiring.find(), remember)
+        self._crew = Crew(settings, hiring, counts, hiring.find(), remember, sets)
         self._crew.start()
 
     def attach(self, server: str, settings: Settings) -> Attached:
-        different = differences(self._settings, settings)
+        serving = self._crew.keeper.sets.serving
+        different = differences(*same_first_model(self._settings, settings, serving.model))
         is_new, self._was_attached = not self._was_attached, True
         if not different:
             self._seen_at[server] = time.monotonic()
+            self._crew.keeper.expect(server)
         news = self._crew.view().news
-        return Attached(is_new, self._settings.serve.cluster_secret, different, news[-1][0] if news else -1)
+        last_news = news[-1][0] if news else -1
+        return Attached(is_new, self._settings.serve.cluster_secret, different, last_news, serving)
 
     def view(self, server: str) -> View:
         self._seen_at[server] = time.monotonic()
+        self._crew.keeper.expect(server)
         return self._crew.view()
+
+    def hear(self, server: str, report: Report) -> None:
+        self._crew.keeper.hear(report, server)
+
+    def reload(self, model: str, seconds: float, keep_seconds: float) -> None:
+        self._crew.reload(model, seconds, keep_seconds)
+
+    def back(self, seconds: float) -> None:
+        self._crew.back(seconds)
 
     def scale(self, wish: Mapping[str, int]) -> None:
         self._crew.scale(wish)
@@ -104,6 +123,7 @@ class CrewActor:
     def leave(self, server: str, may_end: bool) -> None:
         """Ends the workers and this actor, where that was the last server and they may be ended."""
         self._seen_at.pop(server, None)
+        self._crew.keeper.forget(server)
         if not may_end or any(time.monotonic() - seen_at < _GONE_SECONDS for seen_at in self._seen_at.values()):
             return
         self._crew.stop()
@@ -124,6 +144,15 @@ def differences(running: Settings, wanted: Settings) -> tuple[str, ...]:
     )
 
 
+def same_first_model(running: Settings, wanted: Settings, serving: str) -> tuple[Settings, Settings]:
+    """Both, to be compared: a server that names the model that the cluster began with gets that which serves now."""
+    began_with = running.serve.model
+    running = replace(running, serve=replace(running.serve, model=serving))
+    if wanted.serve.model == began_with:
+        wanted = replace(wanted, serve=replace(wanted.serve, model=serving))
+    return running, wanted
+
+
 class DetachedCrew:
     """The crew as a server has it. Where the actor does not answer, things are as they were."""
 
@@ -140,8 +169,11 @@ class DetachedCrew:
             )
         self.is_new = attached.is_new
         self.last_news = -1 if attached.is_new else attached.last_news
-        self.settings = replace(settings, serve=replace(settings.serve, cluster_secret=attached.secret))
-        self._view = View(settings.serve.topology, first_counts(settings.serve))
+        self.first = attached.serving.number  # of the sets that this server comes to know
+        serve = replace(settings.serve, cluster_secret=attached.secret, model=attached.serving.model)
+        self.settings = replace(settings, serve=serve)
+        serving = SetView(attached.serving.number, attached.serving.model, Phase.SERVING)
+        self._view = View(settings.serve.topology, first_counts(settings.serve), sets=(serving,))
         self._heard_at = time.monotonic()
 
     def part(self) -> None:
@@ -207,6 +239,17 @@ class DetachedCrew:
 
     def replace(self, worker_id: str, incarnation: int, reason: str) -> None:
         self._call("replace", worker_id, incarnation, reason)
+
+    def reload(self, model: str, seconds: float, keep_seconds: float) -> None:
+        self._call("reload", model, seconds, keep_seconds)
+
+    def back(self, seconds: float) -> None:
+        self._call("back", seconds)
+
+    def hear(self, report: Report) -> None:
+        """Where nobody answers, the next one will be heard."""
+        with contextlib.suppress(RayError, ClusterError):
+            self._ask("hear", report)
 
     def stop(self, may_end: bool = True) -> None:
         """Leaves the cluster, and ends it where no other server is attached.

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -10,7 +11,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from triptych.cluster.actors import WorkerActor
 from triptych.cluster.groups import group_name, groups_of
+from triptych.cluster.names import group_in
 from triptych.cluster.placing import STRATEGIES, bundle_of, free_bundles, resources_of
+from triptych.cluster.room import available_bytes, require_room_beside
 from triptych.config import Settings
 from triptych.journey import Role
 
@@ -53,8 +56,8 @@ class Hiring:
         self._bundles = first if is_grouped else []
         self._group = self._placement_group() if self._bundles else None
 
-    def hire(self, worker_id: str, roles: frozenset[Role]) -> Any:
-        """Its actor, which begins once Ray has a place for it."""
+    def hire(self, worker_id: str, roles: frozenset[Role], model: str = "") -> Any:
+        """Its actor, which begins once Ray has a place for it. model: where it is not that of the settings"""
         group = group_name(roles)
         bundle = self._bundle(group)
         resources = {} if self._loopback else resources_of(roles, self._settings.serve)
@@ -69,10 +72,21 @@ class Hiring:
             }
         elif self._group is not None:
             options["scheduling_strategy"] = self._beside(self._group)
+        serve = self._settings.serve
+        settings = replace(self._settings, serve=replace(serve, model=model or serve.model))
         if self._detached:
             where = _GROUPED if is_grouped else _ALONE
             options |= {"name": f"{_PREFIX}{worker_id}/{where}/{secrets.token_hex(4)}", "lifetime": "detached"}
-        return self._class.options(**options).remote(worker_id, sorted(roles), self._settings, self._loopback)
+        return self._class.options(**options).remote(worker_id, sorted(roles), settings, self._loopback)
+
+    def require_room(self, counts: Mapping[str, int]) -> None:
+        """Raises InvalidRequest where as many workers again have no room on this machine, which is all there is.
+
+        Where Ray was joined they wait for it: nodes may come.
+        """
+        if self._loopback:
+            free = ray.available_resources().get("GPU", 0.0)
+            require_room_beside(self._settings, self._gpus, counts, free, available_bytes())
 
     def release(self, worker_id: str) -> None:
         """It has ended, in whatever way."""
@@ -90,7 +104,7 @@ class Hiring:
             except ValueError:
                 continue  # it has ended since
             if where == _GROUPED:
-                self._grouped[worker_id] = self._bundle(worker_id.rpartition("-")[0])
+                self._grouped[worker_id] = self._bundle(group_in(worker_id))
         return found
 
     def close(self) -> None:

@@ -5,9 +5,13 @@ says asks again after each change, and a moment later where nothing has changed.
 """
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import inf
+
+from triptych.cluster.names import FIRST_SET, index_in, set_in, worker_name
 
 
 class State(enum.StrEnum):
@@ -27,13 +31,22 @@ class Actual:
     is_empty: bool = False  # of one that drains: it holds nothing any more
     gives_up_at: float = inf  # of one that drains: the moment from which it is stopped whatever it holds
 
+    @property
+    def number(self) -> int:
+        """Of its set."""
+        return set_in(self.worker_id)
+
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """counts: workers of each group. leaving: who goes first where there are too many, as switches of roles have it."""
+    """counts: workers of each group, in each set. sets: by number; who is of another one goes.
+
+    leaving: who goes first where there are too many, as switches of roles have it
+    """
 
     counts: Mapping[str, int]
     leaving: frozenset[str] = frozenset()
+    sets: frozenset[int] = frozenset({FIRST_SET})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +74,8 @@ def reconcile(desired: Desired, actual: Sequence[Actual], not_before: Mapping[st
     not_before: when a worker that has failed may be started again, by its id
     now: on the clock of `not_before` and `gives_up_at`
 
-    A group with a ready worker keeps one: the last is drained only when another is ready. Ids are used again, lowest
-    first, once whoever had them is gone.
+    A set's group with a ready worker keeps one: the last is drained only when another is ready, or the set goes. Ids
+    are used again, lowest first, once whoever had them is gone.
     """
     actions: list[Action] = [
         Stop(each.worker_id)
@@ -70,33 +83,39 @@ def reconcile(desired: Desired, actual: Sequence[Actual], not_before: Mapping[st
         if each.state is State.DRAINING and (each.is_empty or now >= each.gives_up_at)
     ]
     taken = {each.worker_id for each in actual}
-    for group, count in desired.counts.items():
-        here = [each for each in actual if each.group == group and each.state in (State.STARTING, State.READY)]
+    there = [each for each in actual if each.state in (State.STARTING, State.READY)]
+    for number, (group, count) in product(sorted(desired.sets), desired.counts.items()):
+        here = [each for each in there if each.group == group and each.number == number]
         if len(here) < count:
-            actions += _starts(group, count - len(here), taken, not_before, now)
+            names = (worker_name(group, index, number) for index in itertools.count())
+            actions += _starts(group, names, count - len(here), taken, not_before, now)
         elif len(here) > count:
             actions += _ends(here, len(here) - count, desired.leaving)
-    return actions
+    return actions + [_end(each) for each in there if each.number not in desired.sets]
 
 
 def _starts(
-    group: str, number: int, taken: Collection[str], not_before: Mapping[str, float], now: float
+    group: str,
+    names: Iterator[str],
+    missing: int,
+    taken: Collection[str],
+    not_before: Mapping[str, float],
+    now: float,
 ) -> list[Action]:
-    ids: list[str] = []
-    index = 0
-    while len(ids) < number:
-        worker_id = f"{group}-{index}"
-        if worker_id not in taken:
-            ids.append(worker_id)
-        index += 1
-    return [Start(worker_id, group) for worker_id in ids if now >= not_before.get(worker_id, -inf)]
+    free = itertools.islice((name for name in names if name not in taken), missing)
+    return [Start(name, group) for name in free if now >= not_before.get(name, -inf)]
+
+
+def _end(each: Actual) -> Action:
+    """One that only starts has nothing to lose."""
+    return Stop(each.worker_id) if each.state is State.STARTING else Drain(each.worker_id)
 
 
 def _ends(here: Sequence[Actual], number: int, leaving: Collection[str]) -> list[Action]:
     """One that only starts has nothing to lose; else who was chosen, else the latest."""
     ready = [each for each in here if each.state is State.READY]
     order = sorted(
-        here, key=lambda each: (each.worker_id not in leaving, each.state is State.READY, -index_of(each.worker_id))
+        here, key=lambda each: (each.worker_id not in leaving, each.state is State.READY, -index_in(each.worker_id))
     )
     actions: list[Action] = []
     may_drain = len(ready) - 1
@@ -107,10 +126,6 @@ def _ends(here: Sequence[Actual], number: int, leaving: Collection[str]) -> list
             may_drain -= 1
             actions.append(Drain(each.worker_id))
     return actions
-
-
-def index_of(worker_id: str) -> int:
-    return int(worker_id.rpartition("-")[2])
 
 
 FIRST_WAIT_SECONDS = 0.5

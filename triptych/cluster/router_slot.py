@@ -50,7 +50,8 @@ class RouterSlot:
         commons.forget(self._index)
         self._progress = progress
         self._log: IO[bytes] | None = None if show_logs else tempfile.TemporaryFile()  # noqa: SIM115  # lives as long
-        self._workers: Sequence[Mapping[str, Any]] = ()
+        first = {"number": task["number"], "model": task["settings"]["serve.model"], "workers": []}
+        self._sets: Mapping[str, Any] = {"sets": [first], "serving": task["number"], "turn": 0}
         self._coming: Sequence[Mapping[str, Any]] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: JsonLines | None = None
@@ -81,8 +82,8 @@ class RouterSlot:
             )
         self._lines = JsonLines(ours)
         self._started_at = time.monotonic()
-        self._send(self._task)
-        self._send({"workers": self._workers})
+        self._send(self._first_words())
+        self._send(self._sets)
         self._send({"coming": self._coming})
 
     def look(self) -> None:
@@ -100,9 +101,10 @@ class RouterSlot:
         if self._failure:
             raise ConfigError(f"{self.name} could not start: {self._failure}")
 
-    def tell_workers(self, workers: Sequence[Mapping[str, Any]]) -> None:
-        self._workers = workers
-        self._send({"workers": workers})
+    def tell_sets(self, sets: Mapping[str, Any]) -> None:
+        """sets: each with its number, model and workers; serving: the number of that with which requests begin"""
+        self._sets = sets
+        self._send(sets)
 
     def tell_coming(self, coming: Sequence[Mapping[str, Any]]) -> None:
         if coming != self._coming:
@@ -140,6 +142,12 @@ class RouterSlot:
                 self._process.wait()
             self._process = None
         self._hang_up()
+
+    def _first_words(self) -> Mapping[str, Any]:
+        """The task, for one that begins with whatever set serves now."""
+        serving = next(each for each in self._sets["sets"] if each["number"] == self._sets["serving"])
+        settings = {**self._task["settings"], "serve.model": serving["model"]}
+        return {**self._task, "settings": settings, "number": serving["number"]}
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "ready" in message:

@@ -15,8 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from triptych.cluster.actors import WorkerAddress
+from triptych.cluster.names import FIRST_SET, set_in
 from triptych.cluster.ports import bound
 from triptych.cluster.router_slot import RouterSlot
+from triptych.cluster.sets import Report, report_of
+from triptych.cluster.view import View
 from triptych.config import Settings, settings_as_values
 from triptych.errors import ClusterError, InternalError, NoWorker, TriptychError
 from triptych.router.commons import Commons
@@ -44,9 +47,11 @@ class RouterProcesses:
         progress: Callable[[str], None],
         show_logs: bool = False,
         obey: Obey | None = None,
+        first: int = FIRST_SET,
     ) -> None:
         """show_logs: let what they log go where this process's does. obey: does what operators ask for over HTTP.
 
+        first: number of the set that has the settings' model
         Raises ConfigError where the port is taken.
         """
         self._obey = obey or _nobody
@@ -62,7 +67,8 @@ class RouterProcesses:
         self._watcher = threading.Thread(target=self._watch, name="routers", daemon=True)
         # Operators' wishes: whoever carries them out may wait for Ray.
         self._wishes = ThreadPoolExecutor(1, thread_name_prefix="wishes")
-        self._workers: list[dict[str, Any]] = []
+        self._first = first
+        self._told: dict[str, Any] = {}
         self._slots = [
             RouterSlot(index, self._task(index), self._listener, self._commons, progress, show_logs, self._take_wish)
             for index in range(count)
@@ -75,14 +81,19 @@ class RouterProcesses:
                 slot.start()
         self._watcher.start()
 
-    def update(self, workers: Sequence[WorkerAddress]) -> None:
-        told = [_told(worker) for worker in workers]
+    def update(self, view: View) -> None:
+        """Which sets of workers there are from now on, and which one serves."""
+        told = _told(view)
         with self._lock:
-            if told == self._workers:
+            if told == self._told:
                 return
-            self._workers = told
+            self._told = told
             for slot in self._slots:
-                slot.tell_workers(told)
+                slot.tell_sets(told)
+
+    def report(self) -> Report:
+        """What they say of the sets."""
+        return report_of(self.ask("sets", seconds=1.0))
 
     def tell_coming(self, coming: Sequence[Mapping[str, Any]]) -> None:
         """Workers that routers may not have met yet, as `View.coming` has them."""
@@ -180,6 +191,7 @@ class RouterProcesses:
     def _task(self, index: int) -> dict[str, Any]:
         return {
             "settings": settings_as_values(self._settings),
+            "number": self._first,
             "index": index,
             "count": self._settings.serve.routers,
             "metrics_folder": self.metrics_folder,
@@ -191,7 +203,20 @@ def _nobody(wish: Mapping[str, Any]) -> dict[str, Any]:
     raise NoWorker("whoever started this router keeps no workers")
 
 
-def _told(worker: WorkerAddress) -> dict[str, Any]:
+def _told(view: View) -> dict[str, Any]:
+    """Sets in order; each worker with its own."""
+    sets = [
+        {
+            "number": each.number,
+            "model": each.model,
+            "workers": [_worker(worker) for worker in view.addresses if set_in(worker.worker_id) == each.number],
+        }
+        for each in view.sets
+    ]
+    return {"sets": sets, "serving": view.serving, "turn": view.turn}
+
+
+def _worker(worker: WorkerAddress) -> dict[str, Any]:
     return {
         "worker_id": worker.worker_id,
         "address": worker.endpoint.address,

@@ -3,7 +3,6 @@
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +14,9 @@ from triptych.cluster.crew import Crew
 from triptych.cluster.detached import DetachedCrew
 from triptych.cluster.groups import first_counts, groups_of
 from triptych.cluster.hiring import Hiring
+from triptych.cluster.names import FIRST_SET, index_in, set_in
 from triptych.cluster.placing import gpus_of, require_room
-from triptych.cluster.reconcile import index_of
+from triptych.cluster.reloading import bring_up, named
 from triptych.cluster.routers import RouterProcesses
 from triptych.cluster.runtime import RayRuntime
 from triptych.cluster.view import View, coming
@@ -42,7 +42,7 @@ class Supervisor:
 
     def __init__(self, settings: Settings, progress: Progress = log.info, show_logs: bool = False) -> None:
         """show_logs: print what workers and router log, as a person at a terminal wants it"""
-        self._settings = with_secret(settings)
+        self._settings = named(with_secret(settings))
         self._show_logs = show_logs
         self._progress = progress
         self._runtime: RayRuntime | None = None
@@ -101,15 +101,18 @@ class Supervisor:
         if not crew.is_new:
             self._progress(f"the cluster {self._settings.serve.cluster!r} runs already, and is taken over as it is")
         self._settings, self._told = crew.settings, crew.last_news
-        self._start_routers(0.0 if crew.is_new else _PORT_SECONDS)
+        self._start_routers(0.0 if crew.is_new else _PORT_SECONDS, crew.first)
         return crew
 
-    def _start_routers(self, port_seconds: float = 0.0) -> None:
-        """port_seconds: for which the port may be taken: routers of a server that was killed finish their answers"""
+    def _start_routers(self, port_seconds: float = 0.0, serving: int = FIRST_SET) -> None:
+        """port_seconds: for which the port may be taken: routers of a server that was killed finish their answers
+
+        serving: number of the set that does
+        """
         ends_at = time.monotonic() + port_seconds
         while self._routers is None:
             try:
-                self._routers = RouterProcesses(self._settings, self._progress, self._show_logs, obey=self._obey)
+                self._routers = RouterProcesses(self._settings, self._progress, self._show_logs, self._obey, serving)
             except ConfigError:
                 if time.monotonic() >= ends_at:
                     raise
@@ -134,12 +137,13 @@ class Supervisor:
         return self._crew.view().addresses if self._crew is not None else []
 
     def worker_ids(self) -> list[str]:
-        """In the order in which a request meets them."""
+        """Of the set that serves, in the order in which a request meets them."""
         if self._crew is None:
             return []
         view = self._crew.view()
         groups = list(view.counts)
-        order = sorted(view.workers, key=lambda worker: (groups.index(worker.group), index_of(worker.worker_id)))
+        workers = [worker for worker in view.workers if set_in(worker.worker_id) == view.serving]
+        order = sorted(workers, key=lambda worker: (groups.index(worker.group), index_in(worker.worker_id)))
         return [worker.worker_id for worker in order]
 
     def router_pids(self) -> list[int]:
@@ -185,10 +189,10 @@ class Supervisor:
             self._pass_on(view)
             for name, reason in view.failures.items() if is_new else ():
                 raise ClusterError(f"{name} could not start: {reason}")
-            here = Counter(worker.group for worker in view.workers if worker.address is not None)
+            here = view.ready_in(view.serving)
             unready = routers.unready()
             if all(here[group] >= (count if is_new else 1) for group, count in view.counts.items()) and not unready:
-                routers.update(view.addresses)
+                routers.update(view)
                 return
             if time.monotonic() - began > _START_SECONDS:
                 waiting = [*(worker.worker_id for worker in view.workers if worker.address is None), *unready]
@@ -224,8 +228,10 @@ class Supervisor:
             if view.is_lost:
                 self.lost.set()
                 return
-            self._routers.update(view.addresses)
+            self._routers.update(view)
             self._join(view, self._routers)
+            if len(view.sets) > 1:
+                self._crew.hear(self._routers.report())
             if time.monotonic() - looked_at >= _FAULTY_SECONDS:
                 looked_at = time.monotonic()
                 self._replace_faulty(self._crew, self._routers)
@@ -257,12 +263,12 @@ class Supervisor:
         return True
 
     def _join(self, view: View, routers: RouterProcesses) -> frozenset[str]:
-        """The ready workers that some router does not call ready yet."""
+        """The ready workers of the set that serves that some router does not call ready yet."""
         incarnations = {each.worker_id: each.endpoint.incarnation for each in view.addresses}
         new = {worker_id for worker_id, number in incarnations.items() if (worker_id, number) not in self._joined}
         missing = routers.missing(sorted(new)) if new else set()
         self._joined = frozenset(entry for entry in incarnations.items() if entry[0] not in missing)
-        return frozenset(missing)
+        return frozenset(each for each in missing if set_in(each) == view.serving)
 
     def _pass_on(self, view: View) -> None:
         """What the crew has to tell goes to whoever watches, once, and how far workers are to the routers."""
@@ -282,6 +288,11 @@ class Supervisor:
             crew.scale(wish["scale"])
         elif "switch" in wish:
             crew.switch(wish["switch"]["worker"], wish["switch"]["role"])
+        elif "reload" in wish:
+            told = self._routers.ask("sets", _CALL_SECONDS) if self._routers is not None else []
+            bring_up(wish["reload"], self._settings, crew, told)
+        elif "back" in wish:
+            crew.back(wish["back"]["seconds"])
         elif "show" not in wish:
             raise InvalidRequest(f"a supervisor is not asked for {', '.join(wish)}")
         view = crew.view()

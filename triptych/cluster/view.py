@@ -1,12 +1,15 @@
 """What whoever keeps the workers tells of them: values, which may cross a process."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from triptych.cluster.actors import WorkerAddress
 from triptych.cluster.groups import groups_of
+from triptych.cluster.names import FIRST_SET, group_in, set_in
 from triptych.cluster.reconcile import State
+from triptych.cluster.sets import Phase
 from triptych.journey import Role
 
 
@@ -27,13 +30,27 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True)
+class SetView:
+    """Workers that have one model. requests: that routers have with them; kept_seconds: for which it stays at least"""
+
+    number: int
+    model: str
+    phase: Phase
+    requests: int = 0
+    kept_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """All workers at one moment.
 
-    counts:   workers that are wanted, by group
+    counts:   workers that are wanted, by group, in each set
     failures: why workers that are not there have failed, by id
     news:     numbered lines for whoever watches, the latest ones
     is_lost:  Ray itself has gone, and the workers with it
+    sets:     one of which serves
+    trouble:  why the last reload came to nothing
+    turn:     how often another set has come to serve
     """
 
     topology: str
@@ -42,6 +59,19 @@ class View:
     failures: Mapping[str, str] = field(default_factory=dict)
     news: tuple[tuple[int, str], ...] = ()
     is_lost: bool = False
+    sets: tuple[SetView, ...] = ()
+    trouble: str = ""
+    turn: int = 0
+
+    @property
+    def serving(self) -> int:
+        """The number of the set with which new requests begin."""
+        return next((each.number for each in self.sets if each.phase is Phase.SERVING), FIRST_SET)
+
+    def ready_in(self, number: int) -> Counter[str]:
+        """Ready workers of a set, by group."""
+        workers = [each for each in self.workers if set_in(each.worker_id) == number and each.state is State.READY]
+        return Counter(each.group for each in workers)
 
     @property
     def addresses(self) -> list[WorkerAddress]:
@@ -51,7 +81,7 @@ class View:
     def coming(self) -> list[dict[str, Any]]:
         """As JSON values, for routers: workers that they may not have met yet, and how far each is."""
         groups = groups_of(self.topology)
-        notes = {name: (name.rpartition("-")[0], f"down: {reason}") for name, reason in self.failures.items()}
+        notes = {name: (group_in(name), f"down: {reason}") for name, reason in self.failures.items()}
         for worker in self.workers:
             if worker.state is State.READY:
                 notes[worker.worker_id] = worker.group, "has loaded; requests come once all others have, too"
@@ -65,14 +95,31 @@ class View:
             {
                 "worker_id": worker.worker_id,
                 "group": worker.group,
+                "set": set_in(worker.worker_id),
                 "state": "joining" if worker.worker_id in joining else str(worker.state),
                 "note": worker.note,
             }
             for worker in self.workers
         ]
-        ready = [worker["group"] for worker in workers if worker["state"] == State.READY]
-        groups = {name: {"wanted": count, "ready": ready.count(name)} for name, count in self.counts.items()}
-        settled = len(ready) == len(workers) and all(each["wanted"] == each["ready"] for each in groups.values())
+        by_set = {
+            number: Counter(each["group"] for each in workers if each["set"] == number and each["state"] == State.READY)
+            for number in {self.serving, *(each.number for each in self.sets)}
+        }
+        groups = {name: {"wanted": count, "ready": by_set[self.serving][name]} for name, count in self.counts.items()}
+        is_moving = any(each.phase in (Phase.COMING, Phase.LEAVING) for each in self.sets)
+        settled = all(ready == self.counts for ready in by_set.values()) and not is_moving
+        settled = settled and all(worker["state"] == State.READY for worker in workers)
+        sets = [
+            {
+                "set": each.number,
+                "model": each.model,
+                "phase": str(each.phase),
+                "ready": dict(by_set[each.number]),
+                "requests": each.requests,
+                "kept_seconds": round(each.kept_seconds, 1),
+            }
+            for each in self.sets
+        ]
         return {
             "object": "scale",
             "topology": self.topology,
@@ -80,4 +127,6 @@ class View:
             "workers": workers,
             "failures": dict(self.failures),
             "settled": settled,
+            "sets": sets,
+            "trouble": self.trouble,
         }

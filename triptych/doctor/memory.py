@@ -7,7 +7,8 @@ from pathlib import Path
 
 import psutil
 
-from triptych.config import CPU_KV_BYTES, GIB, MIB, TOPOLOGIES, Settings
+from triptych.config import GIB, MIB, TOPOLOGIES, Settings
+from triptych.config.host_memory import WORKER_BYTES, worker_bytes
 from triptych.doctor.finding import Asked, Finding, fail, ok, warn
 from triptych.errors import TransferFailed
 from triptych.journey import Role
@@ -15,7 +16,6 @@ from triptych.multimodal.memfd import MediaMemory, MemfdDescriptor, read_memfd
 
 _RAY_STORE_BYTES = 100 * MIB  # of a Ray that a server starts for itself
 _RAY_ROOM_BYTES = 1 * GIB  # of one that is started by hand it takes more, and falls back to files without
-_WORKER_BYTES = 850 * MIB  # nearly all of it PyTorch
 _SHM = Path("/dev/shm")
 _READER_SECONDS = 20.0
 _CONTENT = b"triptych doctor" * 100
@@ -72,26 +72,16 @@ def look_memory(asked: Asked) -> Finding:
 
 def needed_bytes(settings: Settings) -> int:
     """Host memory of all workers once they are full, on the CPU and without weights. Pure."""
-    language, encoder, serve = settings.language, settings.encoder, settings.serve
+    serve = settings.serve
     counts = {Role.ENCODE: serve.encoders, Role.PREFILL: serve.prefills, Role.DECODE: serve.decodes}
-    needed = 0
-    for roles in TOPOLOGIES[serve.topology]:
-        each = _WORKER_BYTES
-        if Role.ENCODE in roles:
-            each += encoder.arena_bytes + encoder.host_cache_bytes
-        if roles - {Role.ENCODE}:
-            each += language.kv_bytes or CPU_KV_BYTES
-        if Role.PREFILL in roles:
-            each += language.landing_bytes
-        if Role.DECODE in roles:
-            each += language.swap_bytes
-        needed += each * max(counts[role] for role in roles)
-    return needed
+    return sum(
+        worker_bytes(settings, roles) * max(counts[role] for role in roles) for roles in TOPOLOGIES[serve.topology]
+    )
 
 
 def judge_memory(total: int, needed: int) -> Finding:
     seen = f"{_told(total)} here; all workers of this server on the CPU take up to {_told(needed)} besides weights"
-    if total < _WORKER_BYTES:
+    if total < WORKER_BYTES:
         return fail(seen, "give the machine or container more memory: one worker alone takes more")
     if total < needed:
         return warn(seen, "put workers on several nodes, or lower language.kv_bytes, swap_bytes or encoder.arena_bytes")
