@@ -129,12 +129,17 @@ class LiveFeed:
             "viewer": "operator" if viewer.is_operator else "user",
             "router": {"number": router.index + 1, "of": max(1, router.settings.serve.routers)},
             "answers_here": not of_admin_port,
-            "workers": [_worker(link, viewer.is_operator) for link in router.fleet.links],
+            "workers": [_worker(link, viewer.is_operator) for link in self._links()],
             "running": running[-MOST_RUNNING:],
             "num_running": len(running),
             "objectives": router.books.levels.describe() if viewer.is_operator else [],
             "num_tokens": self._book.num_tokens(tenant) if self._sees_requests(viewer) else 0,
         }
+
+    def _links(self) -> list[WorkerLink]:
+        """Of all models that there are while one takes another's place; of two by one name, the one that serves."""
+        sets = sorted(self._router.sets.values(), key=lambda each: (each is self._router.serving, each.number))
+        return list({link.worker_id: link for each in sets for link in each.fleet.links}.values())
 
     @staticmethod
     def _sees_requests(viewer: Viewer) -> bool:
