@@ -16,7 +16,7 @@
 # make test-gpu    tests that need an NVIDIA GPU, with the PYTHON that has torch for it
 # make tiny-vl     make the embedded model on one NVIDIA GPU, from nothing or from where this command was stopped
 # make eval        ask the embedded model all that docs/tiny-vl.md has figures of; prints, writes them there and to bench/results/
-# make screenshots  pictures of the page at /, of a server under load, into docs/ (Debian: apt-get install chromium)
+# make screenshots  pictures of the page at / and of dashboards, of servers under load, into docs/ (Debian: apt-get install chromium prometheus)
 # make proto       generate triptych/pb again after a change in proto/
 # make clean       remove .venv and build
 PYTHON ?= python3
@@ -131,8 +131,10 @@ eval: $(STAMP)
 	step $(BIN)/python -m tools.tiny_vl card; \
 	exit $$status
 
+# ARGS are the first command's.
 screenshots: $(STAMP)
 	$(BIN)/python -m tools.screenshots $(ARGS)
+	$(BIN)/python -m tests.dashboards.picture
 
 proto: $(STAMP)
 	$(BIN)/python tools/generate_proto.py
