@@ -152,7 +152,7 @@ def test_workers_switch_between_prefill_and_decode_under_load(url: str, load: Lo
     assert retries(url) == 0
 
 
-@pytest.mark.parametrize(("topology", "together", "alone"), [("ep+d", "ep", "decode")])
+@pytest.mark.parametrize(("topology", "together", "alone"), [("ep+d", "ep", "decode"), ("epd", "epd", "")])
 def test_workers_of_several_roles_come_and_go_under_load(topology: str, together: str, alone: str) -> None:
     with serving(topology) as url, loading(url, in_flight=30) as load:
         assert operate(url, "scale", f"{together}=2") == 0
