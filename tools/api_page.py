@@ -35,7 +35,8 @@ _GETS: Mapping[str, str] = {
     "GET /version": "the server's version",
     "GET, HEAD /metrics": "Prometheus text; `?part=routers` leaves workers out, `?worker=ID` is one worker's alone, "
     "503 while it does not answer",
-    "GET /v1/cluster": "every worker as the router sees it; with keys, for those of operators",
+    "GET /v1/cluster": "every worker as the router sees it, and in `sets` which models they have, several while a "
+    "reload goes on; with keys, for those of operators",
     "GET /v1/cluster/http_sd": "for Prometheus' `http_sd_configs`: one target for the routers, one for each worker",
     "POST /admin/embeddings/warm": "encodes a chat body's images for later requests of the same key, or of the tenant "
     "that `?tenant=` names, and tells their digests; as the next three for operators' keys alone",
@@ -53,6 +54,15 @@ _GETS: Mapping[str, str] = {
     "POST /admin/role": (
         '`{"worker": "decode-1", "role": "prefill"}`: '
         "this worker finishes what it has and makes room for one of the role"
+    ),
+    "POST /admin/reload": (
+        '`{"model": "/models/b", "deadline_seconds": 600, "keep_seconds": 0}`: workers with the model of this folder '
+        'come up beside those that serve, and then serve in their place; `{"back": true}` undoes it; '
+        "`triptych reload` waits for it"
+    ),
+    "GET /admin/reload": (
+        "as `GET /admin/scale`, which has it, too: in `sets` each set of workers with its model, its phase and the "
+        "requests that have begun with it, and in `trouble` why the last reload came to nothing"
     ),
     "GET /openapi.json": "this API's description",
     "POST /v1/embeddings": "404: no embedding model is served",
