@@ -99,6 +99,8 @@ class EncodeStage:
         try:
             await link.hold(self._call(link, share, booking))
         except TriptychError as error:
+            if not error.retryable:  # whatever an item fails with for good comes by here, once
+                self._tools.encodes.failed(error)
             self._note(link, error)
         finally:
             booking.close()
@@ -156,9 +158,9 @@ class EncodeStage:
         return True
 
     def _note(self, link: WorkerLink, error: TriptychError) -> None:
-        self._tools.encodes.failed(error)
         if not error.retryable:
             raise error
+        self._tools.encodes.failed(error)
         if isinstance(error, TransferFailed) and link.media_by_memfd:
             logger.warning("media go to worker %s in chunks from now on: %s", link.worker_id, error)
             link.media_by_memfd = False

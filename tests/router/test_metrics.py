@@ -11,7 +11,7 @@ from tests.metrics.test_books import EVERY, samples
 from tests.router.serving import PICTURES, Served, image, picture, serving, tiers, until
 from triptych.cluster.roles import BUILDERS
 from triptych.config import EncoderSettings, LanguageSettings, ServeSettings, ServiceClass, Settings, SLOSettings
-from triptych.errors import WorkerLost
+from triptych.errors import InvalidMedia, WorkerLost
 from triptych.journey import Role
 from triptych.metrics import WORKER_GAUGES
 from triptych.models.card import ModelCard
@@ -187,3 +187,17 @@ async def test_prometheus_is_told_one_target_for_routers_and_one_for_each_worker
         await until(lambda: str(served.router.fleet.links[0].state) == "unknown")
         assert (await served.client.get("/metrics", params={"worker": "e-0"})).status_code == 503
         assert (await served.client.get("/metrics", params={"worker": "nobody"})).status_code == 404
+
+
+async def test_what_an_encoder_fails_with_is_counted_once_whether_or_not_another_try_mends_it(card: ModelCard) -> None:
+    async with serving(card, tiers(card, "e", "pd")) as served:
+        encoder = served.workers[0]
+        encoder.fail_item[0] = InvalidMedia("as told")
+        assert (await served.chat([picture()], max_tokens=2)).status_code == 400
+        encoder.fail_item.clear()
+        encoder.fail_encode.append(WorkerLost("as told"))
+        assert (await served.chat([picture()], max_tokens=2)).status_code == 200
+        found = samples(served.router.expose_metrics())
+    for error in ("InvalidMedia", "WorkerLost"):
+        assert found[f"triptych:stage_errors_total{{error={error},stage=encode}}"] == 1
+    assert found["triptych:retries_total{stage=encode}"] == 1
