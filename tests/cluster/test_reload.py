@@ -99,7 +99,7 @@ def test_what_cannot_be_is_refused_and_what_does_not_come_up_is_given_up(
     assert refused(url, {"model": str(other)}, headers={})[0] == 401
     assert operate(url, "--model", "tiny-vl") == 0, "it is served already"
     assert operate(url, "--model", str(other), "--deadline", "0.2") == 1
-    assert "was given up: it was not ready in time: encode-0.2 starting" in capsys.readouterr().err
+    assert "was given up: it was not ready in time" in capsys.readouterr().err
     assert operate(url) == 1, "it goes on to say so"
     deadline = time.monotonic() + WAIT_SECONDS
     while phases(url) != {1: "serving"}:
@@ -116,9 +116,10 @@ def test_weights_change_under_load_and_back(supervisor: Supervisor, url: str, ot
     second = answers(url)
     assert all(one != another for one, another in zip(first, second, strict=True))
     check(load, second)
-    assert phases(url) == {1: "finishing", 3: "serving"}
+    number = max(phases(url))
+    assert phases(url) == {1: "finishing", number: "serving"}
 
-    replace_killed(supervisor, url)
+    replace_killed(supervisor, url, f"encode-0.{number}")
     assert answers(url) == second, "who comes in a dead one's place has the new weights"
 
     with Load(url, BODIES, IN_FLIGHT, HEADERS, collects=True) as load:
@@ -138,14 +139,14 @@ def check(load: Load, others: list[str]) -> None:
     assert any(load.others)
 
 
-def replace_killed(supervisor: Supervisor, url: str) -> None:
-    """The new set's encoder and one router are killed; returns once there are others."""
+def replace_killed(supervisor: Supervisor, url: str, worker: str) -> None:
+    """The worker and one router are killed; returns once there are others."""
     router, *_ = supervisor.router_pids()
-    encoder = {each["worker_id"]: each["pid"] for each in get(url, "/v1/cluster")["workers"]}["encode-0.3"]
-    for pid in (encoder, router):
+    lost = {each["worker_id"]: each["pid"] for each in get(url, "/v1/cluster")["workers"]}[worker]
+    for pid in (lost, router):
         os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + WAIT_SECONDS
-    while encoder in {each.pid for each in supervisor.addresses()} or not get(url, "/admin/reload")["settled"]:
+    while lost in {each.pid for each in supervisor.addresses()} or not get(url, "/admin/reload")["settled"]:
         assert time.monotonic() < deadline, get(url, "/admin/reload")
         time.sleep(0.1)
     assert router not in supervisor.router_pids()
