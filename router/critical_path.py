@@ -44,10 +44,10 @@ def critical_path(timeline: Timeline) -> Sequence[Part]:
     until, parts = timeline.first_token, list[Part]()
     if timeline.responded is not None:
         parts.append(Part("respond", until, timeline.responded))
-    later, left = Span("", until, until), set(timeline.spans)
+    later, left = Span("", until, until), sorted(timeline.spans, key=_end, reverse=True)
     while until > _LEAST:
-        before = max((span for span in left if _leads_to(later, span, until)), key=_end, default=None)
-        left.discard(before or later)  # one that took no time would be found again
+        place = next((place for place, span in enumerate(left) if _leads_to(later, span, until)), -1)
+        before = left.pop(place) if place >= 0 else None  # one that took no time would be found again
         begin = min(max(0.0, before.end), until) if before is not None else 0.0
         parts += reversed(_between(begin, until, before, later, timeline.spans))
         if before is None:
