@@ -14,6 +14,7 @@ from triptych.transfer.cuda_events import HIGHEST_PRIORITY, new_stream
 log = logging.getLogger(__name__)
 
 HUNG_SECONDS = 10.0  # a trifle takes a thousandth of a second, on a crowded machine a tenth
+STEP_SECONDS = {"cuda": 30.0, "cpu": 300.0}  # that a device may take for one step, where no setting says so
 _INTERVAL_SECONDS = 1.0
 _STOP_SECONDS = 2.0
 

@@ -20,7 +20,7 @@ from triptych.errors import ConfigError
 from triptych.journey import Endpoint, Role
 from triptych.models.card import load_card, resolve_dtype
 from triptych.pb import worker_pb2_grpc
-from triptych.services.canary import Canary, end_hung, trifle_on
+from triptych.services.canary import STEP_SECONDS, Canary, end_hung, trifle_on
 from triptych.services.guard import Door
 from triptych.services.health import HealthService
 from triptych.services.memory_plan import budget_of, in_words
@@ -151,10 +151,12 @@ class WorkerHost:
         owner = Endpoint(f"{self._placement.bind_host}:{port}", secrets.randbits(62) + 1)
         site = await asyncio.to_thread(self._build, owner, server, membership)
         language = self._language
+        loops = [role.turn_seconds for role in self._roles]
+        loops += [language.engine.turn_seconds] if language is not None else []
         self._canary = Canary(
             trifle_on(site.device),
-            loops=[each.turn_seconds for each in (*self._roles, *([language.engine] if language else []))],
-            turn_seconds=self._settings.serve.step_seconds,
+            loops=loops,
+            turn_seconds=self._settings.serve.step_seconds or STEP_SECONDS[site.device.type],
             end=end_hung,
         )
         kv = language.format if language is not None else None

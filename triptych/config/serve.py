@@ -37,8 +37,9 @@ class ServeSettings:
     max_workers: int = 64  # that `triptych scale` may ask for: each takes 850 MB and more
     drain_seconds: float = 0.0  # that a worker gets for what it has when it is to go. 0: router.request_timeout_seconds
     # That a device may take for one step, or one batch of images: a worker that takes longer gets nothing new, and one
-    # that takes half as long again is ended, so that another takes its place.
-    step_seconds: float = 30.0
+    # that takes half as long again is ended, so that another takes its place. 0: 30 on CUDA, 300 on the CPU, which may
+    # have a long prompt of a large model to compute.
+    step_seconds: float = 0.0
     # How workers lie on nodes. same_node: all on one, as CUDA IPC wants it; pack: on as few as it takes; spread: on as
     # many as there are; any: as Ray has it. What is added to same_node later waits for room there.
     placement: str = "any"
@@ -74,7 +75,7 @@ class ServeSettings:
         require(
             0 <= self.drain_seconds < math.inf, "serve.drain_seconds", self.drain_seconds, "0 (the default) or more"
         )
-        require(0 < self.step_seconds < math.inf, "serve.step_seconds", self.step_seconds, "above 0")
+        require(0 <= self.step_seconds < math.inf, "serve.step_seconds", self.step_seconds, "0 (the default) or more")
         require(self.cpu_threads >= 0, "serve.cpu_threads", self.cpu_threads, "0 (the default) or more")
         require(
             0 <= self.gpus_per_worker <= 1 or (self.gpus_per_worker > 1 and self.gpus_per_worker % 1 == 0),

@@ -250,5 +250,3 @@ class Flights:
     def _count(self, flight: Flight, sign: int) -> None:
         self.items[flight.phase] += sign
         self.tokens[flight.phase] += sign * flight.item.encoder_tokens
-
-
