@@ -1,7 +1,7 @@
 """Observations of histograms, taken down at once and booked later, many at a time.
 
 Where several routers count in files, one observation costs a histogram two writes to a mapping, each of which asks
-whether this is still the same process: at dozens of stages and tokens a request that was a fifth of a router's time.
+whether this is still the same process: 1.6 microseconds where taking it down takes 0.3, dozens of times a request.
 """
 
 from bisect import bisect_left
