@@ -13,7 +13,7 @@ from triptych.transfer.faults import Faults
 
 pytestmark = pytest.mark.anyio
 GRANTED, LAST_GRANTED = Granted(Window((0,), last=False)), Granted(Window((1,)))
-FIRST = FirstTokens((Token(5, 0.0, 0, 0),), {}, 0)
+FIRST = FirstTokens((Token(5, 0.0, 0, 0),), (), 0)
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def shape(events: list[PrefillEvent]) -> list[tuple[list[int], list[int], bool]]
     """Of each message: items of its window, where its KV refs begin, whether it has first tokens."""
     return [
         (list(reply.accepted.items), [ref.tokens_begin for ref in reply.kv], reply.HasField("first"))
-        for reply in _replies(events)
+        for reply in _replies(events, arrived=0.0)
     ]
 
 
