@@ -1,5 +1,6 @@
 """How workers are kept, on a Ray of this test's own; the workers here load nothing."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -257,12 +258,11 @@ def test_who_was_to_leave_is_forgotten_with_the_wish(crew_of: Callable[..., Crew
 
 
 def test_a_ray_of_our_own_listens_on_loopback_alone() -> None:
-    listening = [
-        (process.name(), connection.laddr.ip)
-        for process in psutil.Process().children(recursive=True)
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
+    listening: list[tuple[str, str]] = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # of a worker before this
+            sockets = [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+            listening += [(process.name(), each.laddr.ip) for each in sockets]
     assert {name for name, _ in listening} >= {"gcs_server", "raylet"}
     assert {address.removeprefix("::ffff:") for _, address in listening} == {"127.0.0.1"}, listening
 
