@@ -104,10 +104,10 @@ def test_queries_use_only_variables_that_their_board_has() -> None:
 
 
 def test_provisioning_names_what_there_is() -> None:
-    source = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yaml").read_text())["datasources"][0]
+    source = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yml").read_text())["datasources"][0]
     assert source["type"] == "prometheus"
-    provider = yaml.safe_load((PROVISIONING / "dashboards" / "triptych.yaml").read_text())["providers"][0]
-    assert provider["options"]["path"] == "$TRIPTYCH_DASHBOARDS"
+    provider = yaml.safe_load((PROVISIONING / "dashboards" / "triptych.yml").read_text())["providers"][0]
+    assert provider["options"]["path"] == "$DASHBOARDS"
     manual = (PROVISIONING.parents[2] / "docs" / "observability.md").read_text()
-    assert "TRIPTYCH_DASHBOARDS=" in manual
+    assert "DASHBOARDS=" in manual
     assert "PROMETHEUS_URL=" in manual
