@@ -276,7 +276,9 @@ class Fleet:
         self._token_limit, self._item_limit = snapshot.token_limit(), snapshot.item_limit()
 
     def _count_loss(self, link: WorkerLink) -> None:
-        self.metrics.count("triptych:worker_links_lost_total", worker_type=tier(link))
+        """Once for each process: not where one had drained, nor where none has answered since the last was lost."""
+        if link.incarnation and link.status.state != "draining":
+            self.metrics.count("triptych:worker_links_lost_total", worker_type=tier(link))
 
     def _rows_of(self, links: Collection[WorkerLink]) -> list[int]:
         return [row for row, link in enumerate(self._rows) if link in links]

@@ -37,10 +37,11 @@ class Gate:
         self._limiter = Limiter(router.limit_books)
         self._limiter.update(self._keys.ring.limits_by_tenant)
         log_path = settings.router.usage_log
-        self._usage_log = UsageLog(Path(log_path), self._dropped) if log_path else None
+        self._usage_log = UsageLog(Path(log_path), self._counting("usage_log_dropped_total")) if log_path else None
         observe = settings.observe
-        self._request_log = RequestLog(observe) if observe.log_format == "json" else None
-        self._traces = Traces(observe, router.name) if observe.otlp_endpoint else None
+        lines, spans = self._counting("request_log_dropped_total"), self._counting("trace_spans_dropped_total")
+        self._request_log = RequestLog(observe, dropped=lines) if observe.log_format == "json" else None
+        self._traces = Traces(observe, router.name, dropped=spans) if observe.otlp_endpoint else None
         self._pace = Pace()
         self._watching: asyncio.Task[None] | None = None
         router.on_end.append(self._ended)
@@ -175,8 +176,8 @@ class Gate:
         else:
             levels.failed(caller.service_class, ending.error)
 
-    def _dropped(self, num_lines: int) -> None:
-        self._router.metrics.count("triptych:usage_log_dropped_total", num_lines)
+    def _counting(self, name: str) -> Callable[[int], None]:
+        return lambda num_lost: self._router.metrics.count(f"triptych:{name}", num_lost)
 
     async def _watch(self) -> None:
         while True:

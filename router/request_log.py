@@ -7,7 +7,7 @@ import logging
 import queue
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from triptych.config import ObserveSettings
@@ -24,8 +24,15 @@ _BAD_STATUS = 400
 class RequestLog:
     """Lines are made and written by a thread of their own; where it cannot follow they are dropped and counted."""
 
-    def __init__(self, settings: ObserveSettings, most_queued: int = MOST_QUEUED) -> None:
+    def __init__(
+        self,
+        settings: ObserveSettings,
+        most_queued: int = MOST_QUEUED,
+        dropped: Callable[[int], None] = lambda num_lines: None,
+    ) -> None:
+        """dropped: told how many lines were lost, from any thread"""
         self.num_dropped = 0
+        self._dropped = dropped
         self._settings = settings
         self._random = random.Random()
         self._lines: queue.Queue[tuple[Mapping[str, Any], Entry | None] | None] = queue.Queue(most_queued)
@@ -42,6 +49,7 @@ class RequestLog:
             self._lines.put_nowait((told, entry))
         except queue.Full:
             self.num_dropped += 1
+            self._dropped(1)
 
     def close(self) -> None:
         """Once everything queued is written, or has had a few seconds for it."""

@@ -5,6 +5,7 @@ import logging
 import queue
 import random
 import threading
+from collections.abc import Callable
 from importlib.metadata import version
 
 import httpcore
@@ -28,8 +29,16 @@ _OK = 200
 class Traces:
     """Where the collector does not follow, spans are dropped and counted."""
 
-    def __init__(self, settings: ObserveSettings, model: str, most_queued: int = MOST_QUEUED) -> None:
+    def __init__(
+        self,
+        settings: ObserveSettings,
+        model: str,
+        most_queued: int = MOST_QUEUED,
+        dropped: Callable[[int], None] = lambda num_spans: None,
+    ) -> None:
+        """dropped: told how many spans were lost, from any thread"""
         self.num_dropped = 0  # spans
+        self._dropped = dropped
         self._url = settings.otlp_endpoint.rstrip("/").removesuffix(_PATH) + _PATH
         self._share = settings.trace_share
         self._model = model
@@ -53,7 +62,7 @@ class Traces:
         try:
             self._requests.put_nowait((entry, entry.trace))
         except queue.Full:
-            self.num_dropped += num_spans(entry)
+            self._lose(num_spans(entry))
 
     def close(self) -> None:
         """Once everything queued is sent, or has had a few seconds for it."""
@@ -64,6 +73,10 @@ class Traces:
         self._thread.join(_STOP_SECONDS)
         if self.num_dropped:
             logger.warning("%d spans were dropped, since no collector took them in time", self.num_dropped)
+
+    def _lose(self, num_lost: int) -> None:
+        self.num_dropped += num_lost
+        self._dropped(num_lost)
 
     def _run(self) -> None:
         with httpcore.ConnectionPool() as http:
@@ -90,7 +103,7 @@ class Traces:
                 raise ClusterError(f"it answers with status {response.status}")
             self._is_failing = False
         except Exception as error:  # whatever is wrong with a collector, the next requests are told all the same
-            self.num_dropped += sum(num_spans(entry) for entry, _ in batch)
+            self._lose(sum(num_spans(entry) for entry, _ in batch))
             if not self._is_failing:  # once, not for every batch while it is away
                 logger.warning("the collector of traces takes no spans: %s", error or type(error).__name__)
             self._is_failing = True

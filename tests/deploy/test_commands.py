@@ -17,7 +17,7 @@ from tests.deploy.shell import (
     shell_of_yaml,
 )
 from triptych.cli import COMMANDS
-from triptych.config import load_settings, settings_as_values
+from triptych.config import CLIENT_KEY_VARIABLE, load_settings, settings_as_values
 from triptych.doctor.checks import CHECKS
 
 GUIDE = ROOT / "docs" / "operations.md"
@@ -57,7 +57,7 @@ def test_each_command_of_rays_is_one_with_its_options(file: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=NAMES)
 def test_each_variable_of_ours_is_a_setting(file: Path) -> None:
-    known = {"TRIPTYCH_" + key.replace(".", "_").upper() for key in SETTINGS}
+    known = {CLIENT_KEY_VARIABLE, *("TRIPTYCH_" + key.replace(".", "_").upper() for key in SETTINGS)}
     assert set(re.findall(r"TRIPTYCH_[A-Z_]+[A-Z]", file.read_text())) - known == set()
 
 
@@ -113,5 +113,6 @@ def test_what_is_no_command_is_refused() -> None:
 
 
 def test_all_commands_of_ours_are_known_to_this_test() -> None:
-    known = {"serve", "status", "scale", "role", "reload", "doctor", "bench", "keys", "ask", "batch", "demo"}
+    known = {"serve", "status", "scale", "role", "reload", "doctor", "bench", "keys", "ask"}
+    known |= {"timeline", "batch", "demo"}
     assert known == set(COMMANDS)

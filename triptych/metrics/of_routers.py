@@ -40,6 +40,8 @@ _HTTP = (
     _counter("rejected_requests_total", "Requests refused at the door", "reason", reason=_REFUSALS),
     Metric(PREFIX + "request_errors_total", "counter", "Failed requests by error class", ("error",), values=_ERRORS),
     _counter("usage_log_dropped_total", "Lines of the usage log lost to a slow disk"),
+    _counter("request_log_dropped_total", "Lines of requests lost since they came faster than they can be written"),
+    _counter("trace_spans_dropped_total", "Spans lost since no collector took them in time"),
 )
 
 _REQUESTS = (
