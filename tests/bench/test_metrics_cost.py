@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from bench.metrics_cost import VARIANTS, ratio, turned
+from bench.metrics_cost import VARIANTS
+from bench.routers_in_turns import ratio, turned
 
 _COUNTS = """
 import sys
@@ -43,4 +44,4 @@ def test_a_ratio_is_of_the_sums_and_its_interval_holds_it() -> None:
 
 
 def test_nobody_is_always_first() -> None:
-    assert {turned(number)[0] for number in range(6)} == set(VARIANTS)
+    assert {turned(VARIANTS, number)[0] for number in range(6)} == set(VARIANTS)
