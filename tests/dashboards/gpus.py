@@ -18,8 +18,11 @@ _GAUGES = {
     "DCGM_FI_DEV_POWER_USAGE": (420, 150),
     "DCGM_FI_DEV_GPU_TEMP": (55, 8),
     "DCGM_FI_DEV_XID_ERRORS": (0, 0),
+    "DCGM_FI_PROF_PCIE_RX_BYTES": (4e9, 1e9),  # bytes a second, as the following
+    "DCGM_FI_PROF_PCIE_TX_BYTES": (2e9, 1e9),
+    "DCGM_FI_PROF_NVLINK_RX_BYTES": (4e10, 1e10),
+    "DCGM_FI_PROF_NVLINK_TX_BYTES": (3e10, 1e10),
 }
-_COUNTERS = {"DCGM_FI_PROF_PCIE_RX_BYTES": 4e9, "DCGM_FI_PROF_PCIE_TX_BYTES": 2e9}  # bytes a second
 
 
 class GpuExporter(WebServer):
@@ -40,9 +43,6 @@ def _exposed(age: float) -> str:
     for name, (mean, swing) in _GAUGES.items():
         lines.append(f"# TYPE {name} gauge")
         lines += [f"{name}{{{_labels(gpu)}}} {mean + swing * math.sin(age / 3 + gpu):g}" for gpu in range(2)]
-    for name, rate in _COUNTERS.items():
-        lines.append(f"# TYPE {name} counter")
-        lines += [f"{name}{{{_labels(gpu)}}} {rate * age:g}" for gpu in range(2)]
     return "\n".join(lines) + "\n"
 
 

@@ -11,12 +11,13 @@ import pytest
 import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from tests.dashboards.boards import FOLDER, boards
+from tests.dashboards.boards import FOLDER, boards, targets
 from tests.dashboards.grafana_types import faults, parsed
 from tools.dashboards.boards import BOARDS
 from tools.dashboards.build import dashboard_json
 from tools.dashboards.panel import Panel, Query
 from tools.dashboards.promql import series
+from triptych.metrics import DERIVED_METRICS, PAIR_METRICS, ROUTER_METRICS, SLO_METRICS, WORKER_GAUGES
 
 PROVISIONING = Path(__file__).parents[2] / "deploy" / "grafana" / "provisioning"
 
@@ -101,6 +102,18 @@ def test_queries_use_only_variables_that_their_board_has() -> None:
         for panel in panels(board):
             for target in panel["targets"]:
                 assert set(re.findall(r"\$(\w+)", target["expr"])) <= known, panel["title"]
+
+
+def test_rates_are_taken_of_counters_alone() -> None:
+    """Nothing that dcgm-exporter has here is one; of ours the list tells."""
+    exprs = [target.expr for target in targets()]
+    rated = {name for expr in exprs for name in re.findall(r"(?:rate|increase)\((\w[\w:]*)\{", expr)}
+    counters = {each.name for each in (*ROUTER_METRICS, *SLO_METRICS, *DERIVED_METRICS) if each.kind == "counter"}
+    counters |= {each.exposed_name for each in WORKER_GAUGES if each.kind == "counter"}
+    histograms = {each.name for each in (*ROUTER_METRICS, *PAIR_METRICS) if each.kind == "histogram"}
+    counters |= {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
+    assert rated
+    assert sorted(rated - counters) == []
 
 
 def test_provisioning_names_what_there_is() -> None:

@@ -3,6 +3,8 @@
 from tools.dashboards.panel import Kind, Limits, Panel, Query, Row
 from tools.dashboards.promql import counted, rate, series, share, total
 
+_GENERATING = "~/v1/(chat/completions|completions|responses|messages)"  # endpoints of; probes are never tried again
+
 FAULTS = Row(
     "Faults, retries, restarts",
     (
@@ -64,7 +66,7 @@ FAULTS = Row(
             "Share of requests at some stage of which there was another attempt.",
             "Above 10 % for long: the alert of a storm; find the tier that fails.",
             "percentunit",
-            (Query(share(rate("retries_total"), rate("requests_total")), "tried again"),),
+            (Query(share(rate("retries_total"), rate("requests_total", endpoint=_GENERATING)), "tried again"),),
             limits=Limits(0.02, 0.1),
         ),
         Panel(

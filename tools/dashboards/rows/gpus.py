@@ -2,7 +2,8 @@
 
 from tools.dashboards.panel import Limits, Panel, Query, Row, Unit
 
-# Of dcgm-exporter's own names; those of PROF need a GPU that may be profiled.
+# Of dcgm-exporter's own names; those of PROF need a GPU that may be profiled, and NVLink's may have to be put on the
+# exporter's list of fields. What is called bytes there is bytes a second already: a rate of it would be its slope's.
 _GPU = "{{Hostname}} {{gpu}}"
 
 
@@ -63,14 +64,10 @@ GPUS = Row(
             "Bytes a second. Between tiers on one host rows and KV go here.",
             "PCIe at its limit while NVLink rests: CUDA IPC has fallen back; `triptych status`.",
             "Bps",
-            (
-                'max by (Hostname, gpu) (rate(DCGM_FI_PROF_PCIE_RX_BYTES{cluster=~"$cluster"}[$__rate_interval]))',
-                "PCIe in",
-            ),
-            (
-                'max by (Hostname, gpu) (rate(DCGM_FI_PROF_PCIE_TX_BYTES{cluster=~"$cluster"}[$__rate_interval]))',
-                "PCIe out",
-            ),
+            (_dcgm("PROF_PCIE_RX_BYTES"), "PCIe in"),
+            (_dcgm("PROF_PCIE_TX_BYTES"), "PCIe out"),
+            (_dcgm("PROF_NVLINK_RX_BYTES"), "NVLink in"),
+            (_dcgm("PROF_NVLINK_TX_BYTES"), "NVLink out"),
         ),
         _panel(
             "Xid errors",
