@@ -179,7 +179,7 @@ def test_the_output_of_another_batch_or_of_none_is_left_alone(
             assert words in capsys.readouterr().err
             assert target.read_text() == text + "\n"
         assert not server.asked
-        assert main(["batch", str(source), str(source), "--url", server.url]) == 1
+        assert main(["batch", str(source), str(source), "--url", server.url]) == 2
 
 
 @pytest.mark.slow

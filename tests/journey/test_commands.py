@@ -167,7 +167,7 @@ def test_a_setting_that_cannot_work_is_said_at_once(tmp_path: Path, file: str, t
     config = tmp_path / "settings.toml"
     config.write_text(file)
     refused = run("serve", "--config", str(config), "--device", "cpu")
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert told in refused.stderr
     assert "Traceback" not in refused.stderr
 
@@ -176,7 +176,7 @@ def test_a_misspelt_environment_variable_is_not_ignored() -> None:
     command = [sys.executable, "-m", "triptych.cli", "serve", "--device", "cpu"]
     environment = {**os.environ, "TRIPTYCH_ROUTER_PROT": "9000"}
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "TRIPTYCH_ROUTER_PORT" in refused.stderr
 
 
