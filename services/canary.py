@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from math import inf
 
 import torch
@@ -76,13 +77,16 @@ class Canary:
 
     def _ask(self) -> None:
         while not self._stopping.wait(self._interval_seconds):
-            self._asked_at = time.monotonic()
+            is_first = self._asked_at is None
+            if is_first:
+                self._asked_at = time.monotonic()
             try:
                 self._trifle()
-            except Exception:  # a broken context: whoever computes ends the process for it; until then it is silent
-                log.exception("the device does not do the least thing")
-                return
-            self._asked_at = None
+            except Exception:  # silent from the first such time on, until it does the thing again
+                if is_first:
+                    log.exception("the device does not do the least thing")
+            else:
+                self._asked_at = None
 
     def _look(self) -> None:
         # Looks are counted, not seconds: a process that stood still, and goes on, has a moment to show that it works.
@@ -103,7 +107,7 @@ def trifle_on(device: torch.device) -> Callable[[], None]:
         torch.cuda.current_stream(device).synchronize()  # the number is there
 
     def trifle() -> None:
-        with torch.inference_mode(), torch.cuda.stream(stream):
+        with torch.inference_mode(), torch.cuda.stream(stream) if stream is not None else nullcontext():
             torch.add(one, one, out=two)
             two.item()
 

@@ -108,6 +108,29 @@ def test_a_device_that_does_not_answer_is_noticed_and_one_that_does_is_not(monke
         looked_after.stop()
 
 
+def test_a_device_that_fails_once_and_goes_on_is_well_again() -> None:
+    fails, done = threading.Event(), threading.Event()
+    fails.set()
+
+    def trifle() -> None:
+        if fails.is_set():
+            raise RuntimeError("not now")
+        done.set()
+
+    looked_after, deadline = Canary(trifle, interval_seconds=0.001), time.monotonic() + SECONDS
+    try:
+        while (first := looked_after.silent_seconds()) == 0:
+            assert time.monotonic() < deadline
+        time.sleep(0.02)
+        assert looked_after.silent_seconds() > first + 0.01, "silence is counted from the first failure on"
+        fails.clear()
+        assert done.wait(SECONDS)
+        while looked_after.silent_seconds():
+            assert time.monotonic() < deadline
+    finally:
+        looked_after.stop()
+
+
 def test_a_loop_that_stays_at_one_step_is_noticed_then_ended_and_one_that_goes_on_in_time_is_not() -> None:
     turn, ended, deadline = [0.0], threading.Event(), time.monotonic() + SECONDS
     told: list[str] = []

@@ -259,8 +259,10 @@ class EncoderEngine:
     def _encode(self, batch: FlightBatch) -> None:
         began = time.monotonic()
         self._clock.begin()
-        outcomes = self._runner.encode([_placed(flight) for flight in batch.flights], batch.demotions)
-        self._clock.rest()
+        try:
+            outcomes = self._runner.encode([_placed(flight) for flight in batch.flights], batch.demotions)
+        finally:
+            self._clock.rest()
         with self._changed:
             ended = time.monotonic()
             self._encode_seconds += ended - began
