@@ -18,6 +18,7 @@ TriptychError                  never raised itself
     RateLimited                429  the key's own limit; says how long to wait
   ClusterError                 try again, perhaps elsewhere: 5xx
     Overloaded                 429  no room before the deadline
+      TooManyViewers           429  of the live page; nothing is refused for want of room
     NoWorker                   503  a role has no worker
     Draining                   503  this worker takes nothing new any more; another does
     TooManyConnections         503
@@ -183,6 +184,10 @@ class Overloaded(ClusterError):
     http_status = 429
     grpc_status = "RESOURCE_EXHAUSTED"
     code = "overloaded"
+
+
+class TooManyViewers(Overloaded):
+    """As many look at the live page as may; who counts refusals for load does not count these."""
 
 
 class NoWorker(ClusterError):

@@ -113,7 +113,7 @@ export class Ask {
     element("answer").hidden = false;
     let id = "";
     for await (const data of events(response)) {
-      if (data === "[DONE]") break;
+      if (data === "[DONE]") continue; // the end comes next, and leaves the connection for others
       const chunk = JSON.parse(data);
       if (chunk.error) throw new Error(chunk.error.message);
       id = chunk.id.replace(/^chatcmpl-/, "");
@@ -123,15 +123,18 @@ export class Ask {
   }
 
   /** Where the answer's time went, once the feed has told. */
-  heard(requests) {
-    const mine = this.waiting && requests.find((request) => request.id === this.waiting.id);
+  heard({ recent, router }) {
+    const mine = this.waiting && recent.find((request) => request.id === this.waiting.id);
     if (mine) {
       this.waiting = null;
       const note = html("p", { class: "note" }, sentence(summary(mine)));
       element("answer-bar").replaceChildren(stageBar(mine, mine.seconds), note);
     } else if (this.waiting && performance.now() > this.waiting.until) {
       this.waiting = null;
-      const note = "Another router of this server has answered, which alone knows where the time went.";
+      const note =
+        router.of > 1
+          ? "Another router of this server has answered, which alone knows where the time went."
+          : "Where the time went is told at the operators’ port.";
       element("answer-bar").replaceChildren(html("p", { class: "note" }, note));
     }
   }

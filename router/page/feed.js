@@ -4,17 +4,28 @@ const KEY = "triptych-key"; // in sessionStorage, and nowhere else
 const SILENCE_MS = 6000; // a snapshot comes each second
 const LONGEST_PAUSE_MS = 5000;
 
+let unkept = ""; // the key, in a browser that keeps nothing
+
 export function key() {
-  return sessionStorage.getItem(KEY) ?? "";
+  try {
+    return sessionStorage.getItem(KEY) ?? "";
+  } catch {
+    return unkept;
+  }
 }
 
 export function keepKey(value) {
-  if (value) sessionStorage.setItem(KEY, value);
-  else sessionStorage.removeItem(KEY);
+  try {
+    if (value) sessionStorage.setItem(KEY, value);
+    else sessionStorage.removeItem(KEY);
+  } catch {
+    unkept = value;
+  }
 }
 
+/** In bytes of UTF-8, of which the server has the digest; of other signs than bytes fetch makes no header. */
 export function authorization() {
-  return key() ? { authorization: `Bearer ${key()}` } : {};
+  return key() ? { authorization: `Bearer ${String.fromCharCode(...new TextEncoder().encode(key()))}` } : {};
 }
 
 /** What the API says of a failure; the status where it says nothing. */
@@ -64,7 +75,9 @@ export class Feed {
   }
 
   async listen(began) {
-    const response = await fetch("v1/cluster/live", { headers: authorization(), cache: "no-store", signal: this.abort.signal });
+    const options = { headers: authorization(), cache: "no-store", signal: this.abort.signal };
+    const patience = silence(this.abort);
+    const response = await fetch("v1/cluster/live", options).finally(() => clearTimeout(patience));
     if (response.status === 401 || response.status === 403) {
       this.refused(await told(response));
       await this.sleep(Infinity);
@@ -72,8 +85,8 @@ export class Feed {
     }
     if (!response.ok) throw new Error(await told(response));
     for await (const data of events(response, this.abort)) {
-      began();
       this.heard(JSON.parse(data));
+      began(); // behind it: what cannot be read is asked for less and less often
     }
     return true; // it ended in peace: ask again
   }
@@ -89,20 +102,29 @@ export class Feed {
   }
 }
 
+/** Ends what waits for a server that says nothing, unless the timer is cleared before. */
+function silence(abort) {
+  return setTimeout(() => abort.abort(new Error("the server has fallen silent")), SILENCE_MS);
+}
+
 /** The data of each event of a response, errors included. Aborts one that has fallen silent. */
 export async function* events(response, abort = null) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
-  for (;;) {
-    const timer = abort ? setTimeout(() => abort.abort(new Error("the server has fallen silent")), SILENCE_MS) : 0;
-    const { done, value } = await reader.read().finally(() => clearTimeout(timer));
-    if (done) return;
-    text += value;
-    const frames = text.split("\n\n");
-    text = frames.pop();
-    for (const frame of frames) {
-      const data = frame.split("\n").filter((line) => line.startsWith("data: "));
-      if (data.length) yield data.map((line) => line.slice(6)).join("\n");
+  try {
+    for (;;) {
+      const timer = abort ? silence(abort) : 0;
+      const { done, value } = await reader.read().finally(() => clearTimeout(timer));
+      if (done) return;
+      text += value;
+      const frames = text.split("\n\n");
+      text = frames.pop();
+      for (const frame of frames) {
+        const data = frame.split("\n").filter((line) => line.startsWith("data: "));
+        if (data.length) yield data.map((line) => line.slice(6)).join("\n");
+      }
     }
+  } finally {
+    reader.cancel().catch(() => {}); // whoever reads no further leaves no connection behind
   }
 }

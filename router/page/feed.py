@@ -16,7 +16,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from triptych.errors import Cancelled, Overloaded, PermissionDenied
+from triptych.errors import Cancelled, PermissionDenied, TooManyViewers
 from triptych.router.body import unless_gone
 from triptych.router.gate import Gate
 from triptych.router.link import WorkerLink
@@ -66,7 +66,7 @@ class LiveFeed:
         self._ended[of_admin_port].set()
 
     def listen(self, state: Mapping[str, Any]) -> Response:
-        """state: of the request's scope. Raises PermissionDenied, and Overloaded for one listener too many."""
+        """state: of the request's scope. Raises PermissionDenied, and TooManyViewers for one listener too many."""
         viewer = self._viewer(state)
         held = self._listeners
         others = sum(number for each, number in held.items() if not each.is_operator)
@@ -75,7 +75,7 @@ class LiveFeed:
             is_full = is_full or others >= MOST_OF_OTHERS
             is_full = is_full or (viewer.tenant is not None and held[viewer] >= MOST_OF_A_TENANT)
         if is_full:
-            raise Overloaded("too many look at the cluster already; try again")
+            raise TooManyViewers("too many look at the cluster already; try again")
         return _LiveAnswer(self, viewer, bool(state.get(OF_ADMIN_PORT)))
 
     @contextmanager

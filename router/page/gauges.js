@@ -101,6 +101,14 @@ export class Gauges {
     this.recent = [];
   }
 
+  /** A connection begins. What came before goes on where it was of the same router: each connection ends after a while. */
+  begin(router) {
+    if (router !== this.router) this.clear();
+    this.router = router;
+    this.samples = [];
+    this.recent = [];
+  }
+
   /** The tokens a second, now. */
   show(snapshot) {
     this.recent = [...this.recent, ...snapshot.recent].slice(-64);
@@ -119,7 +127,7 @@ export class Gauges {
     this.samples.push([at, tokens]);
     while (this.samples.length > 2 && this.samples[1][0] <= at - RATE_SECONDS) this.samples.shift();
     const [since, before] = this.samples[0];
-    const rate = at > since ? (tokens - before) / (at - since) : 0;
+    const rate = at > since ? (tokens - before) / (at - since) : (this.rates.at(-1)?.[1] ?? 0);
     this.rates = [...this.rates.filter(([when]) => when > at - SPAN_SECONDS), [at, rate]];
     const most = Math.max(...this.rates.map(([, each]) => each));
     const top = ceiling(Math.max(most, 10));

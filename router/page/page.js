@@ -17,6 +17,7 @@ const gauges = new Gauges(element("gauges"));
 const requests = new Requests(element("requests"), element("requests-empty"), element("requests-scale"));
 const ask = new Ask();
 let isFirst = true; // of this connection: what it tells has happened before
+let isLost = false;
 
 showLegend(element("legend"));
 
@@ -24,10 +25,12 @@ function heard(snapshot) {
   snapshot.first = isFirst;
   if (isFirst) {
     requests.clear();
-    gauges.clear();
+    gauges.begin(snapshot.router.number);
     element("key").hidden = true;
   }
   isFirst = false;
+  if (isLost) announce("The connection is back");
+  isLost = false;
   element("triptych").classList.remove("stale");
   say(element("model"), snapshot.model);
   ask.model = snapshot.model;
@@ -35,7 +38,7 @@ function heard(snapshot) {
   showChannels(snapshot.workers);
   flow.show(snapshot);
   requests.add(snapshot.recent);
-  ask.heard(snapshot.recent);
+  ask.heard(snapshot);
   say(element("in-flight"), count(snapshot.num_running));
   say(element("token-rate"), count(gauges.show(snapshot)));
   showHealth(snapshot);
@@ -50,7 +53,7 @@ function showHealth({ workers: all }) {
   const health = element("health");
   health.dataset.state = missing.length ? "down" : ready < all.length ? "partly" : "well";
   const words = ready === all.length ? `All ${plural(ready, "worker")} ready` : `${ready} of ${plural(all.length, "worker")} ready`;
-  say(health, missing.length ? `${words}; no ${missing.join(", no ")}` : words);
+  say(health, !all.length ? "No workers yet" : missing.length ? `${words}; no ${missing.join(", no ")}` : words);
 }
 
 function showWhere({ router, viewer, answers_here: answersHere }) {
@@ -58,20 +61,25 @@ function showWhere({ router, viewer, answers_here: answersHere }) {
   if (router.of > 1) told.push(`Requests are those of router ${router.number} of ${router.of}; workers are everybody’s.`);
   if (viewer !== "operator") told.push("Load, and requests of others, are for operators.");
   say(element("footing"), told.join(" "));
+  const isNobody = viewer !== "operator" && !key(); // whose requests cannot be told from others'
+  say(element("requests-empty"), isNobody ? "Requests are shown at the operators’ port." : "None yet. Ask something, and see where its time goes.");
   element("ask").hidden = !answersHere;
   element("ask-elsewhere").hidden = answersHere;
   element("forget").hidden = !key();
 }
 
 function lost(why) {
-  isFirst = true;
+  isFirst = isLost = true;
   element("triptych").classList.add("stale"); // what it shows has been so
   element("health").dataset.state = "lost";
   say(element("health"), `No connection: ${why}`);
+  announce(`No connection: ${why}`);
 }
 
 function refused(why) {
   isFirst = true;
+  element("triptych").classList.add("stale");
+  gauges.clear(); // the next key may see less
   element("key").hidden = false;
   element("forget").hidden = true;
   element("health").dataset.state = "waiting";
@@ -91,5 +99,5 @@ element("key-form").addEventListener("submit", (event) => {
 
 element("forget").addEventListener("click", () => {
   keepKey("");
-  feed.retry();
+  location.reload(); // what the key has shown is not for whoever sits here next
 });

@@ -40,7 +40,7 @@ export class Requests {
     this.body = body;
     this.empty = empty;
     this.scale = scale;
-    this.shown = [];
+    this.clear();
   }
 
   add(requests) {
@@ -48,13 +48,19 @@ export class Requests {
     this.shown = [...requests.toReversed(), ...this.shown].slice(0, MOST_ROWS);
     // As wide as nearly all: one that took ten times as long would leave nothing to see of the others.
     const whole = ceiling(quantile(this.shown.map((request) => request.seconds), 0.8));
-    this.body.replaceChildren(...this.shown.map((request) => row(request, whole)));
+    // Rows stay as they are while their bars do: somebody may be reading one, or have marked an id.
+    const isSame = whole === this.whole;
+    if (!isSame) this.body.replaceChildren();
+    this.body.prepend(...this.shown.slice(0, isSame ? requests.length : MOST_ROWS).map((request) => row(request, whole)));
+    while (this.body.children.length > MOST_ROWS) this.body.lastElementChild.remove();
+    this.whole = whole;
     this.empty.hidden = true;
     say(this.scale, `Bars are ${seconds(whole)} wide; the notch is the first token.`);
   }
 
   clear() {
     this.shown = [];
+    this.whole = null; // seconds that a bar is wide
     this.body.replaceChildren();
     this.empty.hidden = false;
     say(this.scale, "");

@@ -35,7 +35,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_alone(empty_tab: Tab, cluster: P
     tab.go(cluster.url)
     tab.wait("!document.getElementById('key').hidden && document.activeElement.id === 'key-field'")
     assert flaws(tab) == []
-    tab.type("wrong")
+    tab.type("wrong …")  # which is no header as it stands
     tab.press("Enter")
     assert tab.wait("document.getElementById('key-error').textContent") == (
         "the API key is missing or wrong (invalid_api_key)"
@@ -85,6 +85,26 @@ def test_a_question_about_a_picture_is_asked_with_the_keyboard_alone(tab: Tab) -
     tab.wait("document.querySelectorAll('.dot').length === 0")  # it has come out at the other end
     assert flaws(tab) == []
     assert complaints(tab) == []
+
+
+def test_the_row_of_a_request_stays_the_same_while_others_come(tab: Tab) -> None:
+    script = """import("/page/requests.js").then(({ Requests }) => {
+      const [body, other] = [document.createElement("tbody"), document.createElement("p")];
+      const requests = new Requests(body, other, other);
+      const add = (number, seconds) => requests.add([{
+        id: `${number}`, request_id: "r", at: 0, outcome: "finished", error: null, images: 0, prompt_tokens: 1,
+        cached_tokens: 0, tokens: 1, seconds, first_token: seconds, per_token: null, stages: [["decode", seconds]],
+      }]);
+      const ids = () => [...body.children].map((row) => row.querySelector(".id").textContent);
+      add(1, 0.1);
+      const first = body.firstElementChild;
+      add(2, 0.09);
+      const found = [first.parentNode === body, ids()];
+      for (let number = 3; number < 20; number++) add(number, 3);
+      return [...found, first.parentNode === body, ids(), requests.whole];
+    })"""
+    latest = [str(number) for number in range(19, 7, -1)]
+    assert tab.evaluate(script) == [True, ["2", "1"], False, latest, 5]
 
 
 def test_an_error_is_told_as_the_api_words_it(tab: Tab) -> None:

@@ -170,6 +170,9 @@ async def test_so_many_may_listen_and_operators_find_a_place(card: ModelCard) ->
                 async with listening(client, "b") as feed:
                     if feed.response.status_code == 200:
                         break
+        told = served.router.expose_metrics().decode()
+    assert 'triptych:rejected_requests_total{reason="overload"} 0.0' in told  # nobody is woken for a crowd of tabs
+    assert 'triptych:request_errors_total{error="TooManyViewers"}' in told
 
 
 async def test_operators_with_a_port_of_their_own_look_there(card: ModelCard) -> None:
