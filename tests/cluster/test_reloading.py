@@ -8,12 +8,12 @@ import pytest
 from tests.checkpoints import EMBEDDED
 from triptych.cluster.detached import differences, same_first_model
 from triptych.cluster.reconcile import State
-from triptych.cluster.reload_command import is_done, lines, whole
+from triptych.cluster.reload_command import is_done, lines, require_wanted, wanted, whole
 from triptych.cluster.reloading import is_to_come, named, read_model
 from triptych.cluster.sets import Phase
 from triptych.cluster.view import SetView, View, WorkerView
 from triptych.config import ServeSettings, Settings
-from triptych.errors import InvalidRequest
+from triptych.errors import ClusterError, InvalidRequest
 
 
 def settings(**serve: object) -> Settings:
@@ -42,6 +42,12 @@ def test_what_is_served_already_does_not_come_again_and_files_put_over_it_are_re
             is_to_come(model, "xx", sets, told)
 
 
+def test_what_serves_only_until_another_has_come_is_asked_for_again() -> None:
+    sets = (SetView(1, "/a", Phase.SERVING), SetView(2, "/b", Phase.COMING))
+    assert is_to_come("/a", "aa", sets, []), "so that it is said that another comes"
+    assert not is_to_come("/b", "bb", sets, [])
+
+
 def test_the_name_that_clients_use_is_that_of_the_first_model() -> None:
     assert named(settings(model="/models/shop")).serve.served_name == "shop"
     assert named(settings(model="/models/shop", served_name="mine")).serve.served_name == "mine"
@@ -49,8 +55,8 @@ def test_the_name_that_clients_use_is_that_of_the_first_model() -> None:
 
 def test_a_server_with_the_first_model_or_the_present_one_takes_the_cluster_over() -> None:
     running, other = settings(model="/a"), settings(model="/c")
-    for wanted in (running, settings(model="/b")):
-        assert differences(*same_first_model(running, wanted, "/b")) == ()
+    for each in (running, settings(model="/b")):
+        assert differences(*same_first_model(running, each, "/b")) == ()
     assert differences(*same_first_model(running, other, "/b")) == ("serve.model is '/b' there and '/c' here",)
 
 
@@ -74,6 +80,20 @@ def test_what_is_shown_are_the_sets_and_how_far_they_are() -> None:
     shifted = replace(VIEW, sets=kept)
     assert lines(shifted.told())[0] == "set 1 finishing, encode 1 of 1, pd 1 of 1: /b, 3 requests, kept for 60 s"
     assert not is_done(shifted.told())
+
+
+def test_who_waits_for_a_set_hears_that_another_operator_has_taken_it_back() -> None:
+    assert wanted(VIEW.told()) == 2
+    require_wanted(VIEW.told(), 2)
+    taken_back = replace(VIEW, sets=(VIEW.sets[0], SetView(2, "/b", Phase.LEAVING)))
+    assert wanted(taken_back.told()) == 1
+    for told in (taken_back.told(), replace(VIEW, sets=VIEW.sets[:1]).told()):
+        with pytest.raises(ClusterError, match="set 2 does not serve: somebody has asked for another since"):
+            require_wanted(told, 2)
+    failed = replace(VIEW, sets=VIEW.sets[:1], trouble="set 2 with /b was given up: it is broken")
+    with pytest.raises(ClusterError, match="set 2 with /b was given up: it is broken"):
+        require_wanted(failed.told(), 2)
+    require_wanted(failed.told(), 1)  # for whom what came to nothing before is no trouble
 
 
 def test_it_is_done_once_one_set_serves_and_no_other_has_requests() -> None:

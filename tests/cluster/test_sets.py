@@ -104,6 +104,20 @@ def test_only_one_comes_at_a_time() -> None:
     assert back.serving.model == "b", "the latest of those before"
 
 
+def test_the_way_back_is_never_to_an_older_model_that_still_finishes() -> None:
+    third = went_on(reloaded(SHIFTED, "c", 100.0), proven=[3])
+    without_b = went_on(went_on(third, idle=[2]), empty=[2])
+    assert (phases(without_b), without_b.previous) == ({1: "finishing", 3: "serving"}, "b")
+    assert taken_back(without_b, until=inf) is None, "b has to come again"
+    a_again = taken_back(SHIFTED, until=50.0)
+    assert a_again is not None
+    third = went_on(reloaded(a_again, "c", 100.0), proven=[3])
+    assert phases(third) == {1: "finishing", 2: "finishing", 3: "serving"}
+    back = taken_back(third, until=inf)
+    assert back is not None
+    assert back.serving.model == "a", "b came later, and had been taken back"
+
+
 def test_what_is_written_down_can_be_read_again() -> None:
     sets = went_on(reloaded(first_set("a"), "b", until=100.0, keep_seconds=5.0), now=1.0, proven=[2])
     text = json.dumps(sets_as_values(sets, now=2.0))
@@ -139,6 +153,7 @@ def test_a_set_is_idle_where_every_router_begins_elsewhere_and_has_nothing_left(
     for told in ([idle[0], answer(1, s1=some, s2=none)], [idle[0], answer(0, s1=none, s2=none)], [idle[0], None]):
         assert idle_sets(SHIFTED, [report_of(told)]) == set()
     assert idle_sets(SHIFTED, [report_of(idle), Report()]) == set()
+    assert idle_sets(SHIFTED, []) == set(), "nobody has said anything"
     back = taken_back(SHIFTED, until=inf)
     assert back is not None
     before = report_of([answer(0, s1=some, s2=none)])

@@ -22,7 +22,11 @@ def run(arguments: argparse.Namespace) -> int:
         return 0 if is_done(told) and not told["trouble"] else 1
     body: dict[str, Any] = {"deadline_seconds": arguments.deadline}
     body |= {"back": True} if arguments.back else {"model": whole(arguments.model), "keep_seconds": arguments.keep}
-    return _follow(client, client.post("/admin/reload", body), arguments)
+    before = client.get("/admin/reload")["trouble"]
+    told = client.post("/admin/reload", body)
+    if told["trouble"] not in ("", before):
+        raise ClusterError(told["trouble"])  # so little time had it
+    return _follow(client, told, arguments)
 
 
 def whole(model: str) -> str:
@@ -53,16 +57,28 @@ def is_done(told: Mapping[str, Any]) -> bool:
     return is_whole and all(each["kept_seconds"] > 0 and not each["requests"] for each in others)
 
 
+def wanted(told: Mapping[str, Any]) -> int:
+    """The number of the set that serves once all goes well."""
+    by_phase = {each["phase"]: each["set"] for each in told["sets"]}
+    return int(by_phase.get("coming", by_phase["serving"]))
+
+
+def require_wanted(told: Mapping[str, Any], number: int) -> None:
+    """Raises ClusterError where this set serves no more, or never will."""
+    phases = {each["set"]: each["phase"] for each in told["sets"]}
+    if phases.get(number) not in ("coming", "serving"):
+        raise ClusterError(told["trouble"] or f"set {number} does not serve: somebody has asked for another since")
+
+
 def _follow(client: Client, told: Mapping[str, Any], arguments: argparse.Namespace) -> int:
     """Prints what changes, until it is done. Raises ClusterError where it was given up, or takes too long."""
-    began, shown = time.monotonic(), ""
+    began, shown, number = time.monotonic(), "", wanted(told)
     while True:
         text = "\n".join(lines(told))
         if text != shown:
             shown = text
             print("\n".join([text, *details(told)]), flush=True)
-        if told["trouble"]:
-            raise ClusterError(told["trouble"])
+        require_wanted(told, number)
         if is_done(told) or not arguments.wait:
             return 0
         if time.monotonic() - began > arguments.timeout:

@@ -50,7 +50,9 @@ def read_model(model: str, settings: Settings) -> tuple[str, str]:
 
 
 def is_to_come(model: str, fingerprint: str, sets: Sequence[SetView], told: Sequence[Mapping[str, Any] | None]) -> bool:
-    """Whether nobody serves it, or is about to. told: what each router has answered of the sets, if it has.
+    """Whether another model is to serve once all that is under way is done.
+
+    told: what each router has answered of the sets, if it has
 
     Raises InvalidRequest for a model whose files were put over those that a set was loaded from.
     """
@@ -63,7 +65,9 @@ def is_to_come(model: str, fingerprint: str, sets: Sequence[SetView], told: Sequ
                 "started again would take them. Put a new model into a folder of its own",
                 param="model",
             )
-    return not any(each.phase in (Phase.SERVING, Phase.COMING) for each in here)
+    coming = [each for each in sets if each.phase is Phase.COMING]
+    last = coming or [each for each in sets if each.phase is Phase.SERVING]
+    return all(each.model != model for each in last)
 
 
 def named(settings: Settings) -> Settings:

@@ -17,6 +17,7 @@ from triptych.cluster.sets import (
     proceeded,
     proven_sets,
     reloaded,
+    serving_again,
     taken_back,
 )
 from triptych.cluster.view import SetView, WorkerView
@@ -63,16 +64,19 @@ class SetKeeper:
             self._reports.pop(server, None)
 
     def reload(self, model: str, seconds: float, keep_seconds: float) -> None:
-        """Brings a set with this model up; where the one before has it and is whole, that serves again.
+        """Brings a set with this model up; where one that finishes has it, and so is whole, that serves again.
 
         seconds: after which it is given up; keep_seconds: for which the one before is kept
         Raises InvalidRequest for what cannot be.
         """
-        before = self._sets.in_phase(Phase.FINISHING)
-        if before and before[-1].model == model and not self._sets.in_phase(Phase.COMING):
-            self.back(seconds)
-        else:
-            self._bring_up(model, seconds, keep_seconds)
+        with self._lock:
+            now = time.monotonic()
+            kept_until = now + keep_seconds
+            found = serving_again(self._sets, model, max(now + self._drain_seconds, kept_until), kept_until)
+            if found is not None and not self._sets.in_phase(Phase.COMING):
+                self._change(found)
+                return
+        self._bring_up(model, seconds, keep_seconds)
 
     def back(self, seconds: float) -> None:
         """Gives up what comes; else the model before serves again, in its old set or a new one. Raises InvalidRequest.

@@ -116,8 +116,17 @@ def taken_back(sets: Sets, until: float) -> Sets | None:
     """
     if coming := sets.in_phase(Phase.COMING):
         return replace(sets.changed(coming[-1].number, phase=Phase.LEAVING), trouble="")
-    if finishing := sets.in_phase(Phase.FINISHING):
-        return replace(_shifted(sets, finishing[-1], until, -inf), trouble="")
+    return serving_again(sets, sets.previous, until)
+
+
+def serving_again(sets: Sets, model: str, until: float, kept_until: float = -inf) -> Sets | None:
+    """With the set that finishes and has this model in the place of the one that serves. None where there is none.
+
+    until, kept_until: of the one that has served
+    """
+    for each in reversed(sets.in_phase(Phase.FINISHING)):
+        if each.model == model:
+            return replace(_shifted(sets, each, until, kept_until), trouble="")
     return None
 
 
@@ -260,7 +269,7 @@ def report_of(told: Sequence[Mapping[str, Any] | None]) -> Report:
 
 def idle_sets(sets: Sets, reports: Collection[Report]) -> frozenset[int]:
     """With which no router of any server has a request, nor will begin one."""
-    if any(report.turn != sets.turn for report in reports):
+    if not reports or any(report.turn != sets.turn for report in reports):
         return frozenset()  # what they have said may be of a time when requests began with another
     others = {each.number for each in sets.each} - {sets.serving.number}
     return frozenset(number for number in others if not any(report.requests.get(number) for report in reports))
