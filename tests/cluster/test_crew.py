@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import psutil
 import pytest
 import ray
 
+from triptych.cluster import crew as crew_module
 from triptych.cluster import member, pacing, progress
 from triptych.cluster.actors import WorkerAddress
 from triptych.cluster.crew import Crew
@@ -98,9 +99,11 @@ def own_ray() -> Iterator[None]:
 def crew_of() -> Iterator[Callable[..., Crew]]:
     crews: list[Crew] = []
 
-    def make(actor: type, **serve: object) -> Crew:
+    def make(actor: type, here: Collection[str] = (), **serve: object) -> Crew:
+        """here: of its group decode, that there are already"""
         settings = Settings(serve=ServeSettings(device="cpu", **serve))  # type: ignore[arg-type]
-        crew = Crew(settings, Hiring(settings, {}, {}, loopback=True, actor=actor))
+        hiring = Hiring(settings, {}, {}, loopback=True, actor=actor)
+        crew = Crew(settings, hiring, here={name: hiring.hire(name, frozenset({Role.DECODE})) for name in here})
         crews.append(crew)
         crew.start()
         return crew
@@ -160,6 +163,25 @@ def test_one_that_stands_still_is_ended_and_another_takes_its_place(
     after = {each.worker_id: each.pid for each in wait(crew, settled).addresses}
     assert {name for name in after if after[name] != before[name]} == {"encode-0"}
     wait(crew, lambda view: not os.path.exists(f"/proc/{before['encode-0']}"))
+
+
+def test_nobody_is_ended_for_what_was_not_heard_while_the_crew_itself_stood_still(
+    crew_of: Callable[..., Crew], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member, "STILL_SECONDS", 2.0)
+    monkeypatch.setattr(crew_module, "_STOOD_SECONDS", 1.0)
+    crew = crew_of(Light)
+    before = {each.worker_id: each.pid for each in wait(crew, settled).addresses}
+    with crew._lock:  # which each look takes
+        time.sleep(3.0)
+    time.sleep(1.0)
+    assert {each.worker_id: each.pid for each in wait(crew, settled).addresses} == before
+
+
+def test_one_that_was_found_and_is_too_many_drains_before_it_ends(crew_of: Callable[..., Crew]) -> None:
+    crew = crew_of(Light, here=("decode-0", "decode-1"))
+    told = [text for _, text in wait(crew, settled).news]
+    assert told.index("decode-1 drains") < told.index("decode-1 has ended")
 
 
 def test_a_start_that_does_not_go_on_is_ended_and_tried_again(

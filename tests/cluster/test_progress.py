@@ -1,5 +1,9 @@
 """A load that goes on, and one that does not."""
 
+import subprocess
+import sys
+import time
+
 from triptych.cluster.pacing import BURST, INTERVAL_SECONDS, Pace
 from triptych.cluster.progress import STALL_SECONDS, Progress, Watch, work_done
 
@@ -26,12 +30,25 @@ def test_one_that_waits_for_its_place_may_wait_for_ever_and_is_watched_from_when
     watch.began(1e6)
     watch.began(1e6 + 50)
     assert watch.silent_seconds(1e6 + 60) == 60.0
+    watch.excuse(1e6 + 60)  # whoever asks it stood still
+    assert watch.silent_seconds(1e6 + 70) == 10.0
 
 
 def test_what_a_process_computes_is_work() -> None:
     before = work_done()
     while work_done() - before < 0.05:
         sum(range(10_000))
+
+
+def test_what_a_process_computes_that_it_has_started_is_work_while_that_goes_on() -> None:
+    before, deadline = work_done(), time.monotonic() + 30.0
+    with subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) as compiler:
+        try:
+            while work_done() - before < 0.5:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        finally:
+            compiler.kill()
 
 
 def test_many_starts_at_once_are_spread() -> None:

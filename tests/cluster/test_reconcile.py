@@ -42,6 +42,14 @@ def test_who_only_starts_is_given_up_before_a_ready_one_drains() -> None:
     assert actions == [Stop("encode-0"), Drain("encode-2")]
 
 
+def test_nobody_is_ended_before_those_that_were_found_have_said_what_they_do() -> None:
+    found = [worker(f"encode-{index}", State.STARTING, is_known=False) for index in range(3)]
+    assert done({"encode": 2}, *found) == [], "one that drains already may be among them"
+    assert done({"encode": 2}, worker("encode-0"), *found[1:]) == []
+    assert done({"encode": 2}, *found[:2], worker("encode-2.2", State.STARTING, is_known=False)) == []
+    assert done({"encode": 2}, worker("encode-0"), worker("encode-1"), worker("encode-2", State.DRAINING)) == []
+
+
 def test_the_last_ready_one_is_kept_until_another_is_ready() -> None:
     assert done({"encode": 1}, worker("encode-0", State.STARTING), worker("encode-1"), leaving="encode-1") == []
     assert done({"encode": 1}, worker("encode-0"), worker("encode-1"), leaving="encode-1") == [Drain("encode-1")]

@@ -30,6 +30,7 @@ _LOOK_SECONDS = 0.1
 _PING_SECONDS = 0.25
 _STOP_SECONDS = 5.0
 _LOST_SECONDS = 15.0  # without a word from Ray
+_STOOD_SECONDS = 10.0  # between two looks: this process stood still, or Ray kept it waiting
 _NEWS_SECONDS = 10.0  # between two words about what still loads
 _LOUD_FAILURES = 3  # in a row, from which on the wait before the next try is told
 _KEPT_NEWS = 64
@@ -66,14 +67,15 @@ class Crew:
         self._leaving: frozenset[str] = frozenset()
         now = time.monotonic()
         self._members = {  # of the thread alone
-            worker_id: Member(worker_id, group_in(worker_id), actor, now) for worker_id, actor in here.items()
+            worker_id: Member(worker_id, group_in(worker_id), actor, now, is_known=False)
+            for worker_id, actor in here.items()
         }
         self._backoff = Backoff()
         self._pace = Pace(now)
         self._condemned: dict[tuple[str, int], str] = {}  # why, by id and incarnation
         self._failures: dict[str, str] = {}
         self._news: deque[tuple[int, str]] = deque(maxlen=_KEPT_NEWS)
-        self._told_at = 0.0
+        self._told_at, self._looked_at = 0.0, now
         self._view = View(settings.serve.topology, dict(self._counts))
         self._wake, self._done = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="crew", daemon=True)
@@ -206,11 +208,15 @@ class Crew:
                     self._say(f"{member.worker_id} ready{memory}")
         with self._lock:
             condemned, self._condemned = self._condemned, {}
+        now = time.monotonic()
+        stood_still, self._looked_at = now - self._looked_at > _STOOD_SECONDS, now
         for member in list(self._members.values()):
+            if stood_still:
+                member.excuse(now)
             member.condemn(condemned)
-            if member.state is State.STOPPING and time.monotonic() >= member.stops_at and not member.is_gone:
+            if member.state is State.STOPPING and now >= member.stops_at and not member.is_gone:
                 member.end()
-            member.look_alive(time.monotonic())
+            member.look_alive(now)
             if member.is_gone:
                 self._bury(member)
 

@@ -32,6 +32,7 @@ class Member:
     group: str
     actor: Any
     began_at: float
+    is_known: bool = True  # False of one that was found, until it has said what it does
     state: State = State.STARTING
     address: WorkerAddress | None = None
     ready_at: float = inf
@@ -69,7 +70,7 @@ class Member:
                 return
             log.warning("%s: %s", self.worker_id, reason_of(error))
             answer = None
-        self.heard_at = now
+        self.heard_at, self.is_known = now, True
         if isinstance(answer, Progress):
             self.load.heard(answer, now)
         elif isinstance(answer, WorkerAddress):
@@ -100,6 +101,11 @@ class Member:
         self.failure = reason
         self.end()
 
+    def excuse(self, now: float) -> None:
+        """Whoever asks it stood still: that it was not heard meanwhile says nothing about it."""
+        self.heard_at = max(self.heard_at, now)
+        self.load.excuse(now)
+
     def look_alive(self, now: float) -> None:
         """Ends one whose process stands still: it would keep its place for ever, and Ray takes it for alive."""
         if self.is_gone:
@@ -129,7 +135,7 @@ class Member:
 
     def actual(self, now: float) -> Actual:
         is_empty = now - self.empty_since >= _SETTLE_SECONDS
-        return Actual(self.worker_id, self.group, self.state, is_empty, self.gives_up_at)
+        return Actual(self.worker_id, self.group, self.state, self.is_known, is_empty, self.gives_up_at)
 
     def view(self, now: float) -> WorkerView:
         silent = self.state is State.READY and now - self.heard_at > _SILENT_SECONDS

@@ -1,7 +1,9 @@
 """How far a worker is that loads, and whether it still goes on."""
 
 import contextlib
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -20,12 +22,24 @@ class Progress:
 
 def work_done() -> float:
     """Of this process and those that it has started, in seconds."""
-    process = psutil.Process()
-    times = process.cpu_times()
-    work = times.user + times.system + times.children_user + times.children_system
+    work = 0.0
+    for pid in [os.getpid(), *_descendants(os.getpid())]:
+        with contextlib.suppress(psutil.Error):  # it has ended, and its parent has its times
+            times = psutil.Process(pid).cpu_times()
+            work += times.user + times.system + times.children_user + times.children_system
     with contextlib.suppress(psutil.Error, OSError):  # what is read may be nobody's business here
-        work += process.io_counters().read_bytes / _BYTES_PER_SECOND
+        work += psutil.Process().io_counters().read_bytes / _BYTES_PER_SECOND
     return float(work)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Those that run: a compiler's time is its parent's only once it has ended."""
+    children: list[int] = []
+    with contextlib.suppress(OSError):  # it has ended, or this kernel does not tell
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                children += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    return children + [each for child in children for each in _descendants(child)]
 
 
 class Watch:
@@ -45,6 +59,11 @@ class Watch:
         went_on = progress.stage != self.stage or progress.work - self._work >= _LEAST_WORK * STALL_SECONDS
         if went_on or self._since is None:
             self.stage, self._work, self._since = progress.stage, progress.work, now
+
+    def excuse(self, now: float) -> None:
+        """It could not be heard until now."""
+        if self._since is not None:
+            self._since = now
 
     @property
     def is_there(self) -> bool:

@@ -28,6 +28,7 @@ class Actual:
     worker_id: str
     group: str
     state: State
+    is_known: bool = True  # else it was found, and has not said yet what it does
     is_empty: bool = False  # of one that drains: it holds nothing any more
     gives_up_at: float = inf  # of one that drains: the moment from which it is stopped whatever it holds
 
@@ -91,7 +92,7 @@ def reconcile(desired: Desired, actual: Sequence[Actual], not_before: Mapping[st
             actions += _starts(group, names, count - len(here), taken, not_before, now)
         elif len(here) > count:
             actions += _ends(here, len(here) - count, desired.leaving)
-    return actions + [_end(each) for each in there if each.number not in desired.sets]
+    return actions + [_end(each) for each in there if each.number not in desired.sets and each.is_known]
 
 
 def _starts(
@@ -112,7 +113,9 @@ def _end(each: Actual) -> Action:
 
 
 def _ends(here: Sequence[Actual], number: int, leaving: Collection[str]) -> list[Action]:
-    """One that only starts has nothing to lose; else who was chosen, else the latest."""
+    """One that only starts has nothing to lose; else who was chosen, else the latest. Nobody while one is not known."""
+    if not all(each.is_known for each in here):
+        return []
     ready = [each for each in here if each.state is State.READY]
     order = sorted(
         here, key=lambda each: (each.worker_id not in leaving, each.state is State.READY, -index_in(each.worker_id))
