@@ -1,7 +1,12 @@
-"""`triptych serve` where it cannot start."""
+"""`triptych serve` where it cannot start, or is told not to."""
 
+import os
 import re
+import signal
 import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -66,3 +71,23 @@ def test_settings_that_cannot_be_are_refused_in_a_line_before_anything_is_starte
     assert len(reason) == 1, reason
     assert re.match(f"triptych serve: {told}", reason[0])
     assert captured.out == ""
+
+
+START_SECONDS = 120.0  # a liveness bound
+
+
+def test_a_sigterm_while_its_workers_start_ends_it_with_the_status_of_an_interruption() -> None:
+    command = [sys.executable, "-m", "triptych.cli", "serve", "--device", "cpu", "--port", "0"]
+    environment = os.environ | {"TRIPTYCH_SERVE_RAY": "local"}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        watchdog = threading.Timer(START_SECONDS, process.kill)
+        watchdog.start()
+        assert process.stderr is not None
+        told = next((line for line in process.stderr if line.startswith("Ray started")), "")
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate()
+        watchdog.cancel()
+    assert told
+    assert (process.returncode, out) == (130, "")

@@ -195,7 +195,6 @@ class DetachedCrew:
                 time.sleep(_AGAIN_SECONDS)
             else:
                 self._heard_at = time.monotonic()
-                self.last_news = self._view.news[-1][0] if self._view.news else -1
                 return True
         return False
 

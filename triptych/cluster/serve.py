@@ -28,7 +28,10 @@ def run(arguments: argparse.Namespace) -> int:
     port = 0
     try:
         _on_signals(signal.default_int_handler)  # until it is up, any of them ends it like Ctrl-C
-        port = supervisor.start()
+        try:
+            port = supervisor.start()
+        except SystemExit:  # by the handler that Ray puts in place for SIGTERM when it is started here
+            raise KeyboardInterrupt from None
         # Again: Ray has put a handler of its own in place when it started.
         _on_signals(_setter(stop))
         names = ", ".join(supervisor.worker_ids())

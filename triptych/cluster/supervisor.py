@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 
 _START_SECONDS = 600.0
-_READY_SECONDS = 60.0
+_READY_SECONDS = 150.0  # a first self-test may take two minutes: router/proving.py
 _POLL_SECONDS = 0.1
 _SHORT_SECONDS = 0.05
 _CALL_SECONDS = 5.0
@@ -192,7 +192,6 @@ class Supervisor:
             here = view.ready_in(view.serving)
             unready = routers.unready()
             if all(here[group] >= (count if is_new else 1) for group, count in view.counts.items()) and not unready:
-                routers.update(view)
                 return
             if time.monotonic() - began > _START_SECONDS:
                 waiting = [*(worker.worker_id for worker in view.workers if worker.address is None), *unready]
@@ -228,7 +227,6 @@ class Supervisor:
             if view.is_lost:
                 self.lost.set()
                 return
-            self._routers.update(view)
             self._join(view, self._routers)
             if len(view.sets) > 1:
                 self._crew.hear(self._routers.report())
@@ -258,12 +256,12 @@ class Supervisor:
         crew.part()
         if not (runtime.rejoin(self._done) and crew.rejoin()):
             return False
-        self._told = min(self._told, crew.last_news)  # whoever keeps the workers may have begun to count again
         self._progress("Ray is back, and whoever keeps the workers")
         return True
 
     def _join(self, view: View, routers: RouterProcesses) -> frozenset[str]:
-        """The ready workers of the set that serves that some router does not call ready yet."""
+        """Tells routers who there is; the ready workers of the set that serves that some of them call unready yet."""
+        routers.update(view)
         incarnations = {each.worker_id: each.endpoint.incarnation for each in view.addresses}
         new = {worker_id for worker_id, number in incarnations.items() if (worker_id, number) not in self._joined}
         missing = routers.missing(sorted(new)) if new else set()
@@ -274,6 +272,8 @@ class Supervisor:
         """What the crew has to tell goes to whoever watches, once, and how far workers are to the routers."""
         if self._routers is not None:
             self._routers.tell_coming(view.coming())
+        last = view.news[-1][0] if view.news else -1
+        self._told = min(self._told, last)  # whoever keeps the workers may have been started again, and count anew
         for number, text in view.news:
             if number > self._told:
                 self._told = number
