@@ -38,6 +38,20 @@ def test_it_ends_once_nothing_is_left_or_its_time_is_up(looks: int, seconds: flo
         assert process.wait(WAIT_SECONDS) == 0
 
 
+def test_it_ends_though_it_cannot_say_whether_anything_is_left_nor_stop_in_order() -> None:
+    worker = WORKER.replace("    looks += 1\n", "    looks += 1\n    if looks < 3: raise TimeoutError\n")
+    worker = worker.replace("lambda: print(", "lambda: 1 / print(")
+    with subprocess.Popen([sys.executable, "-c", worker, "5", "60.0"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "stopped after True\n"
+        try:
+            assert process.wait(WAIT_SECONDS) == 0
+        finally:
+            process.kill()
+
+
 def test_a_second_signal_ends_it_at_once() -> None:
     command = [
         sys.executable,

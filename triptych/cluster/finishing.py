@@ -26,8 +26,10 @@ def finish_on_sigterm(drain: Callable[[], bool], stop: Callable[[], None], secon
     def finish() -> None:
         _drained(drain, seconds)
         log.info("the process ends, as a signal has asked for")
-        stop()
-        os._exit(0)
+        try:
+            stop()
+        finally:
+            os._exit(0)
 
     def handle(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -40,5 +42,9 @@ def _drained(drain: Callable[[], bool], seconds: float) -> None:
     gives_up_at = time.monotonic() + seconds
     empty_since = math.inf
     while (now := time.monotonic()) < gives_up_at and now - empty_since < _EMPTY_SECONDS:
-        empty_since = min(empty_since, now) if drain() else math.inf
+        try:
+            empty_since = min(empty_since, now) if drain() else math.inf
+        except Exception as error:  # it may only be too busy to say: nobody else would end this process
+            log.warning("whether anything is left is not known for now: %r", error)
+            empty_since = math.inf
         time.sleep(_LOOK_SECONDS)
