@@ -144,9 +144,10 @@ class RouterServer:
         try:
             card = load_card(known.model, serve.dtype, load_format=serve.load_format, precision=precision)
             return ModelSet(known.number, card, common)
-        except ConfigError as error:
-            logger.error("the model %s cannot be served: %s", known.model, error)
-            self._unusable[known.number] = str(error)
+        except Exception as error:  # whatever is in that folder, this router goes on with the model that it has
+            is_told = isinstance(error, ConfigError)
+            logger.error("the model %s cannot be served: %s", known.model, error, exc_info=not is_told)
+            self._unusable[known.number] = str(error) if is_told else repr(error)
             return None
 
     def faulty_workers(self) -> dict[str, tuple[int, str]]:

@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from triptych.cluster import router_slot
 from triptych.cluster.routers import RouterProcesses
 from triptych.config import RouterSettings, ServeSettings, Settings
 from triptych.errors import ConfigError
@@ -63,6 +64,25 @@ def test_a_router_that_cannot_start_tells_why() -> None:
     try:
         with pytest.raises(ConfigError, match=r"router could not start: .*/no/such/folder"):
             routers.pids(START_SECONDS)
+    finally:
+        routers.stop()
+
+
+def test_a_router_for_which_no_process_can_be_had_just_now_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_slot, "_LONGEST_WAIT_SECONDS", 0.5)
+    told: list[str] = []
+    routers = RouterProcesses(Settings(router=RouterSettings(port=0)), told.append)
+    routers.start()
+    try:
+        (lost,) = routers.pids(START_SECONDS)
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(sys, "executable", "/no/such/python")
+            os.kill(lost, signal.SIGKILL)
+            deadline = time.monotonic() + START_SECONDS
+            while not any("router was not started, in 0.5 s again" in line for line in told):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        assert routers.pids(START_SECONDS) != [lost]
     finally:
         routers.stop()
 

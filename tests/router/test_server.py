@@ -5,6 +5,7 @@ import dataclasses
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from triptych.errors import ConfigError
 from triptych.journey import Endpoint, Role
 from triptych.models.card import ModelCard
 from triptych.router.link import KnownWorker
+from triptych.router.model_set import KnownSet
 from triptych.router.self_test import NUM_TOKENS, known_answer
 from triptych.router.server import RouterServer
 
@@ -84,6 +86,22 @@ def test_what_keeps_it_from_starting_is_raised(card: ModelCard, tmp_path: Path) 
     server = RouterServer(ANY_PORT, dataclasses.replace(card, folder=tmp_path))
     with pytest.raises(ConfigError, match="tokenizer"):
         server.start()
+
+
+def test_a_model_that_makes_no_sense_at_all_ends_no_router_that_serves_another(card: ModelCard, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(card.folder, folder)
+    (folder / "self_test.json").write_text("[" * 100_000)  # no reader of JSON goes so deep
+    server = RouterServer(ANY_PORT, card)
+    port = server.start()
+    try:
+        server.tell([KnownSet(1, str(card.folder)), KnownSet(2, str(folder))], serving=1, turn=0)
+        told = server.told_of_sets()
+        assert [each["set"] for each in told["unusable"]] == [2]
+        assert "RecursionError" in told["unusable"][0]["reason"]
+        assert httpx.get(f"http://127.0.0.1:{port}/live", trust_env=False).status_code == 200
+    finally:
+        server.stop()
 
 
 def test_an_admin_port_takes_over_what_operators_ask(card: ModelCard) -> None:

@@ -94,7 +94,11 @@ class RouterSlot:
         if self._process is not None and self._process.poll() is not None:
             self._bury(self._process.returncode)
         if self._process is None and not self._ending and time.monotonic() >= self._begins_at:
-            self.start()
+            try:
+                self.start()
+            except OSError as error:  # no memory, or no descriptor, for another process just now
+                self._begins_at = time.monotonic() + _LONGEST_WAIT_SECONDS
+                self._progress(f"{self.name} was not started, in {_LONGEST_WAIT_SECONDS:g} s again: {error}")
 
     def check(self) -> None:
         """Raises ConfigError for a router that could not start."""
