@@ -24,7 +24,7 @@ LINK_MOVES: Mapping[LinkState, tuple[LinkState, ...]] = {
     LinkState.READY: (LinkState.UNKNOWN, LinkState.DRAINING, LinkState.LOST),
     LinkState.FAULTY: (LinkState.UNKNOWN, LinkState.DRAINING, LinkState.LOST),
     LinkState.DRAINING: (LinkState.UNKNOWN, LinkState.TESTING, LinkState.READY, LinkState.FAULTY, LinkState.LOST),
-    LinkState.UNFIT: (LinkState.UNKNOWN, LinkState.LOST),
+    LinkState.UNFIT: (LinkState.UNKNOWN, LinkState.DRAINING, LinkState.LOST),
     LinkState.LOST: (),
 }
 

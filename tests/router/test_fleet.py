@@ -81,6 +81,11 @@ async def test_loading_draining_and_unfit_workers_get_nothing() -> None:
         loading.state = "ready"
         await until(lambda: fleet.is_ready(Role.PREFILL))
         assert (await fleet.prefill_for()).worker_id == "loading"
+        other.state = "draining"
+        await until(lambda: {link.state for link in fleet.links} == {"ready", "draining"})
+        fleet.update([loading.known, draining.known])
+        await other.kill()
+        await until(lambda: {link.worker_id for link in fleet.links} == {"loading", "draining"})
 
 
 async def test_reports_reach_the_snapshot_that_decides() -> None:
