@@ -31,7 +31,7 @@ def _refuse_twice(body: bytes) -> None:
             if number > 1:
                 raise InvalidRequest(f"{name[:64]!r} stands {number} times in the body", param=name[:64])
             if not name:
-                raise InvalidRequest("a name in the body is empty; expected that of a role, as encode")
+                raise InvalidRequest("a name in the body is empty")
         return dict(pairs)
 
     with contextlib.suppress(ValueError, RecursionError):  # no JSON: whoever reads it says so
@@ -76,7 +76,6 @@ class ScaleAdmin:
     async def scale(self, http: HTTPRequest) -> dict[str, Any]:
         """The body is a number for each role to be changed. Raises InvalidRequest for what cannot be."""
         body = await self._body(http)
-        _refuse_twice(body)
         try:
             counts: Mapping[str, int] = _COUNTS.validate_json(body)
         except ValidationError as error:
@@ -110,4 +109,6 @@ class ScaleAdmin:
         require_admin(http)
         with self._router.budget.holding() as of_body:
             seconds = self._router.settings.router.stage_timeout_seconds
-            return (await read_body(http, _MOST_BYTES, seconds, of_body)).data
+            body = (await read_body(http, _MOST_BYTES, seconds, of_body)).data
+        _refuse_twice(body)
+        return body
