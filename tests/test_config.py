@@ -19,6 +19,12 @@ def test_a_duration_that_no_clock_can_count_is_refused_by_name(seconds: float) -
         RouterSettings(request_timeout_seconds=seconds)
 
 
+@pytest.mark.parametrize("name", ["router.port", "encoder.arena_bytes"])
+def test_a_whole_number_without_end_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is inf, expected int"):
+        load_settings(environment={}, flags={name: math.inf})
+
+
 def test_fewer_threads_than_none_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"serve.cpu_threads is -2, expected 0 \(the default\) or more"):
         ServeSettings(cpu_threads=-2)

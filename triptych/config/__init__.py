@@ -178,7 +178,7 @@ def _convert(key: str, hint: Any, value: Any) -> Any:
         if hint is int and not isinstance(value, str) and int(value) != value:
             raise ValueError
         return hint(value)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         raise ConfigError(f"{key} is {_shown(key, value)}, expected {hint.__name__}") from None
 
 
