@@ -44,12 +44,20 @@ def critical_path(timeline: Timeline) -> Sequence[Part]:
     until, parts = timeline.first_token, list[Part]()
     if timeline.responded is not None:
         parts.append(Part("respond", until, timeline.responded))
-    later, left = Span("", until, until), sorted(timeline.spans, key=_end, reverse=True)
+    spans = timeline.spans
+    later, left = Span("", until, until), sorted(spans, key=_end, reverse=True)[::-1]
+    lines = sorted((span for span in spans if span.stage in _LINES), key=_begin)
+    off_by = 2 * max((span.off_by for span in spans), default=0.0) + _LEAST
     while until > _LEAST:
-        place = next((place for place, span in enumerate(left) if _leads_to(later, span, until)), -1)
+        # A long prompt has many hundred steps: what is too late now is so for whatever comes before, too.
+        while left and left[-1].end > until + off_by:
+            left.pop()
+        while lines and lines[-1].begin >= until:
+            lines.pop()
+        place = next((place for place in _backwards(left) if _leads_to(later, left[place], until)), -1)
         before = left.pop(place) if place >= 0 else None  # one that took no time would be found again
         begin = min(max(0.0, before.end), until) if before is not None else 0.0
-        parts += reversed(_between(begin, until, before, later, timeline.spans))
+        parts += reversed(_between(begin, until, before, later, lines))
         if before is None:
             break
         if before.begin < before.end:
@@ -94,22 +102,32 @@ def _leads_to(later: Span, span: Span, until: float) -> bool:
     return later.item < 0 or span.item == later.item
 
 
-def _between(begin: float, end: float, before: Span | None, later: Span, spans: Iterable[Span]) -> list[Part]:
-    """What lies between two stages: lines that the later one's worker had it stand in, and the way there."""
+def _between(begin: float, end: float, before: Span | None, later: Span, lines: Iterable[Span]) -> list[Part]:
+    """What lies between two stages: lines that the later one's worker had it stand in, and the way there.
+
+    lines: of all workers, in the order in which they began
+    """
     if end - begin <= _LEAST:
         return []
     rest = "router" if not later.worker and later.stage and (before is None or not before.worker) else "wire"
     parts: list[Part] = []
     at = begin
     if later.worker and later.stage != "rows_transfer":  # whose rows were on their way, whatever stood in line
-        lines = [span for span in spans if span.stage in _LINES and span.worker == later.worker and span is not later]
-        for line in sorted(lines):
+        for line in [line for line in lines if line.end > at and line.worker == later.worker and line is not later]:
             low, high = max(at, line.begin), min(end, line.end)
             if high - low > _LEAST:
                 parts += [Part(rest, at, low)] if low - at > _LEAST else []
                 parts.append(Part(line.stage, low, high, line.worker))
                 at = high
     return [*parts, Part(rest, at, end)] if end - at > _LEAST else parts
+
+
+def _backwards(spans: Sequence[Span]) -> range:
+    return range(len(spans) - 1, -1, -1)
+
+
+def _begin(span: Span) -> float:
+    return span.begin
 
 
 def _end(span: Span) -> float:

@@ -74,9 +74,9 @@ def observe_start(metrics: RouterMetrics, request: Request) -> None:
 
 def _observe_item(metrics: RouterMetrics, request: Request, span: Span) -> None:
     """Whose rows were there already waited for nothing, and was neither decoded nor encoded."""
-    name, lasted = _ITEM_METRICS.get(span.stage), span.end - span.begin
-    if name is not None and lasted > 0:
-        modality = request.prepared.layout.items[span.item].modality
+    name, lasted, items = _ITEM_METRICS.get(span.stage), span.end - span.begin, request.prepared.layout.items
+    if name is not None and lasted > 0 and span.item < len(items):  # which a worker has told
+        modality = items[span.item].modality
         metrics.observe(name, lasted, modality=modality)
 
 

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from triptych.pb import common_pb2
+from triptych.stages import TIMED_STAGES
+
+_NAMES = frozenset(stage.name for stage in TIMED_STAGES)
 
 
 class Span(NamedTuple):
@@ -96,7 +99,7 @@ class Timeline:
     def add_told(
         self, role: str, worker: str, sent_at: float, times: Iterable[common_pb2.StageTime], since_arrival: float
     ) -> None:
-        """What a worker has just told of a call.
+        """What a worker has just told of a call. Stages that nobody here knows are left out.
 
         sent_at:       when the call went out, on time.perf_counter
         since_arrival: seconds for which the worker had it when it told this; 0 where it does not say
@@ -113,6 +116,7 @@ class Timeline:
                     *(worker, part.item_index if part.HasField("item_index") else -1, off_by),
                 )
                 for part in times
+                if part.stage in _NAMES  # which go into a header, and into tables by tier
             ]
 
     def has_begun(self) -> None:

@@ -5,6 +5,7 @@ import pytest
 from tests.metrics.test_books import samples
 from tests.router.requests import text_request, tokens_of
 from triptych.metrics import RouterMetrics
+from triptych.pb.common_pb2 import StageTime
 from triptych.router.request import Request
 from triptych.router.request_figures import RequestSeconds, observe_end
 from triptych.router.timeline import Span
@@ -45,6 +46,21 @@ def test_a_request_that_had_no_token_tells_of_no_prefill_and_of_no_decoding() ->
     assert counts == {"e2e_request_latency_seconds": 2, **dict.fromkeys(_OF_TOKENS, 1)}
     assert found["triptych:request_inference_time_seconds_sum{}"] == pytest.approx(2.6)
     assert found["triptych:stage_duration_seconds_count{stage=prefill_queue}"] == 1
+
+
+def test_what_a_worker_tells_of_a_stage_or_an_item_that_is_none_harms_nobody() -> None:
+    metrics, request = RouterMetrics(), ended_request()
+    told = [
+        StageTime(stage="encode", seconds=0.1, item_index=7),
+        StageTime(stage="x;\r\ny: z", seconds=0.1),
+    ]
+    before = len(request.timeline.spans)
+    request.timeline.add_told("encode", "e", request.timeline.started_at, told, since_arrival=0.2)
+    assert [span.stage for span in request.timeline.spans[before:]] == ["encode"]
+    observe_end(metrics, request, RequestSeconds(request))
+    found = samples(metrics.expose())
+    assert found["triptych:stage_duration_seconds_count{stage=encode}"] == 1
+    assert not any(name.startswith("triptych:encoder_model_forward_seconds_count") for name in found)
 
 
 _OF_TOKENS = (

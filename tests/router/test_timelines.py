@@ -155,3 +155,14 @@ def test_what_overlaps_counts_once_and_the_path_follows_what_was_waited_for() ->
     ]
     assert sum(stage_seconds(path).values()) == pytest.approx(0.95)
     assert timeline.seconds["prefill"] == pytest.approx(0.27)
+
+
+def test_lines_at_a_worker_of_all_roles_come_in_the_order_in_which_they_began() -> None:
+    timeline = Timeline(started_at=time.perf_counter() - 1.0)
+    timeline.spans = [
+        Span("prefill_wait", 0.1, 0.2, "epd"),
+        Span("encode_queue", 0.15, 0.4, "epd", 0),
+        Span("prefill", 0.4, 0.5, "epd"),
+    ]
+    timeline.first_token = 0.5
+    assert [part.stage for part in critical_path(timeline)] == ["wire", "prefill_wait", "encode_queue", "prefill"]
