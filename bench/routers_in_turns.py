@@ -25,6 +25,7 @@ from triptych.loadgen.samples import judge
 from triptych.loadgen.workload import WARMUP, make_bodies
 
 GOAL_RATIO = 1.02
+_WARMUP_REQUESTS = 10
 
 Router = tuple[str, int]  # its URL and process id
 
@@ -76,7 +77,10 @@ def read_arguments(variants: Sequence[str], what: str | None) -> argparse.Namesp
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--step-ms", type=float, default=2.0)
     parser.add_argument(
-        "--warmup", type=int, default=50, help="how often its ten requests are sent before the first round"
+        "--warmup",
+        type=int,
+        default=50,
+        help=f"how often its {_WARMUP_REQUESTS} requests are sent before the first round",
     )
     parser.add_argument("--output", type=Path)
     parser.add_argument("--router", choices=variants, help="be one of the routers")
@@ -92,6 +96,7 @@ def of(url: str, options: argparse.Namespace, seed: int = 0) -> BenchOptions:
         images=options.images,
         max_tokens=options.max_tokens,
         seed=seed,
+        warmup=_WARMUP_REQUESTS,
         repeat_share=0.5 if options.images else 0.0,
     )
 

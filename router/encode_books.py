@@ -21,7 +21,7 @@ class EncodeBooks:
 
     def __init__(self, metrics: RouterMetrics) -> None:
         self._metrics = metrics
-        self._encoded_by: OrderedDict[bytes, str] = OrderedDict()  # who encoded an item first, by its digest
+        self._encoded_by: OrderedDict[bytes, str] = OrderedDict()  # who encoded an item last, by its digest
 
     def answered(self, worker_id: str, items: Sequence[Item], reply: encoder_pb2.EncodeReply, asked_at: float) -> None:
         """items: of the request; asked_at: on time.perf_counter"""
@@ -44,9 +44,10 @@ class EncodeBooks:
         self._metrics.count("triptych:stage_errors_total", stage="encode", error=type(error).__name__)
 
     def _note(self, worker_id: str, digest: bytes) -> None:
-        first = self._encoded_by.setdefault(digest, worker_id)
+        last = self._encoded_by.get(digest, worker_id)
+        self._encoded_by[digest] = worker_id
         self._encoded_by.move_to_end(digest)
-        if first != worker_id:
+        if last != worker_id:
             self._metrics.count("triptych:encoder_duplicate_encodes_total")
         while len(self._encoded_by) > MOST_DIGESTS:
             self._encoded_by.popitem(last=False)

@@ -50,7 +50,7 @@ _DUPLICATES = """\
 ## Work done twice
 
 `triptych:encoder_duplicate_encodes_total` counts the items that one worker has encoded after another one had. A
-router remembers which worker was the first to encode each of the latest 32,768 digests it has seen. An item that the
+router remembers which worker was the last to encode each of the latest 32,768 digests it has seen. An item that the
 same worker encodes again, having made room or having been restarted, is none, and what another router let encode is
 not seen: with several routers the sum is a lower bound.
 

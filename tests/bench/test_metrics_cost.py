@@ -1,12 +1,14 @@
 """What the router without metrics leaves out, and the ratios that are made of rounds."""
 
+import argparse
 import subprocess
 import sys
 
 import pytest
 
 from bench.metrics_cost import VARIANTS
-from bench.routers_in_turns import ratio, turned
+from bench.routers_in_turns import of, ratio, turned
+from triptych.loadgen.workload import WARMUP, make_bodies
 
 _COUNTS = """
 import sys
@@ -45,3 +47,8 @@ def test_a_ratio_is_of_the_sums_and_its_interval_holds_it() -> None:
 
 def test_nobody_is_always_first() -> None:
     assert {turned(VARIANTS, number)[0] for number in range(6)} == set(VARIANTS)
+
+
+def test_a_warm_up_is_of_ten_requests_whatever_a_round_has() -> None:
+    options = argparse.Namespace(requests=3, images=0, max_tokens=1)
+    assert len(make_bodies(of("http://127.0.0.1", options), WARMUP)) == 10

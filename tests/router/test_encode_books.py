@@ -34,13 +34,14 @@ def test_a_duplicate_is_what_another_worker_has_encoded_before() -> None:
     books.answered("encode-1", [item(1)], reply(failed=True), 0.0)
     books.answered("encode-1", [item(2)], reply(), 0.0)
     assert duplicates(metrics) == 0
-    books.answered("encode-1", [item(1)], reply(), 0.0)
-    assert duplicates(metrics) == 1
+    for _ in range(2):  # the second time it has made room for others as well
+        books.answered("encode-1", [item(1)], reply(), 0.0)
+        assert duplicates(metrics) == 1
     found = samples(metrics.expose())
     counts = {
         status: found[f"triptych:encoder_requests_total{{modality=image,status={status}}}"] for status in STATUSES
     }
-    assert counts == {"encoded": 4, "cached": 1, "failed": 1}
+    assert counts == {"encoded": 5, "cached": 1, "failed": 1}
 
 
 STATUSES = ("encoded", "cached", "failed")
