@@ -209,10 +209,13 @@ class Router:
         """By what its client, logs and timelines know it."""
         request.log_id = caller.request_id or request.log_id
         entry = self.recent.begin(request, request.log_id, caller.tenant, caller.endpoint)
-        if caller.trace is not None:
-            request.traceparent, entry.trace = caller.trace.traceparent, caller.trace
-        if caller.account is not None:
-            caller.account.entry = entry
+        account, trace = caller.account, caller.trace
+        if trace is not None:
+            if account is not None and account.entry is not None:  # another of the same client's request's prompts
+                trace = trace.beside()
+            request.traceparent, entry.trace = trace.traceparent, trace
+        if account is not None:
+            account.entry = entry
 
     def expose_metrics(self) -> bytes:
         """The body of /metrics, all of it as it is now."""

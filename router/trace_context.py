@@ -3,7 +3,7 @@
 import random
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
@@ -28,6 +28,10 @@ class TraceContext:
     def traceparent(self) -> str:
         """For the tiers behind: below the request's span."""
         return f"00-{self.trace}-{self.span}-{_SAMPLED if self.is_sampled else 0:02x}"
+
+    def beside(self) -> "TraceContext":
+        """Of another request of the same parent: no two spans have one id."""
+        return replace(self, span=new_span_id())
 
 
 def read_traceparent(told: str) -> TraceContext | None:

@@ -121,6 +121,21 @@ async def test_a_client_or_a_share_that_wants_no_trace_has_none(card: ModelCard,
     assert collector.bodies.empty()
 
 
+async def test_prompts_of_one_request_are_spans_side_by_side(card: ModelCard, collector: Collector) -> None:
+    async with serving(card, tiers(card, "epd"), observe=ObserveSettings(otlp_endpoint=collector.server.url)) as served:
+        asked = {"model": "tiny_vl", "prompt": ["hello", "hello there", "bye"], "max_tokens": 2}
+        headers = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
+        assert (await served.client.post("/v1/completions", json=asked, headers=headers)).status_code == 200
+        spans: list[tuple[str, dict[str, Any]]] = []
+        while len(roots := [span for _, span in spans if span["parentSpanId"] == SPAN]) < 3:
+            spans += await asyncio.to_thread(collector.spans)
+    assert len({span["spanId"] for _, span in spans}) == len(spans)
+    assert {span["traceId"] for _, span in spans} == {TRACE}
+    for root in roots:
+        below = [span["name"] for _, span in spans if span["parentSpanId"] == root["spanId"]]
+        assert below.count("prefill call") == 1
+
+
 async def test_requests_go_on_while_no_collector_is_there_and_what_is_lost_is_counted(card: ModelCard) -> None:
     async with serving(card, tiers(card, "epd"), observe=ObserveSettings(otlp_endpoint="http://127.0.0.1:9")) as served:
         assert (await served.chat(max_tokens=1)).status_code == 200
