@@ -24,5 +24,15 @@ class Account:
     entry: Entry | None = None
 
     @property
+    def tokens(self) -> dict[str, int]:
+        """By name, as logs have them."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "image_tokens": self.image_tokens,
+            "completion_tokens": self.completion_tokens,
+            "cached_tokens": self.cached_tokens,
+        }
+
+    @property
     def num_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens

@@ -25,6 +25,7 @@ from triptych.errors import (
     TriptychError,
     Unauthorized,
 )
+from triptych.logs import about
 from triptych.metrics import RouterMetrics
 from triptych.router import service_levels
 from triptych.router.account import Account
@@ -47,7 +48,8 @@ _COUNTED = frozenset(
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"),
         *("/v1/models", "/tokenize", "/detokenize", "/health", "/ready", "/live", "/version", "/metrics"),
         *("/admin/embeddings/warm", "/admin/embeddings/pin", "/admin/embeddings/unpin", "/admin/embeddings/clear"),
-        *("/", "/v1/cluster", "/v1/cluster/http_sd", "/v1/cluster/live", "/admin/scale", "/admin/role"),
+        *("/admin/scale", "/admin/role", "/admin/reload"),
+        *("/", "/v1/cluster", "/v1/cluster/http_sd", "/v1/cluster/live"),
     }
 )
 
@@ -113,9 +115,11 @@ class _Exchange:
         state["request_id"] = self._id
         state["account"] = self._account
         state["arrived"] = time.perf_counter()
-        state["trace"] = edge.gate.trace_of(scope)
+        trace = state["trace"] = edge.gate.trace_of(scope)
+        self._trace_id = trace.trace if trace is not None else ""
 
     async def run(self) -> None:
+        about(self._id, self._trace_id)  # a request has a task of its own, so nothing has to be set back
         try:
             self._enter()
             await self._edge.app(self._scope, self._receive, self._pass_on)
@@ -126,7 +130,7 @@ class _Exchange:
                 raise
             await self._fail(Stopping("the server is being stopped; try again"))
         except Exception as error:  # a bug of ours; the client still gets an answer, and the log the trace
-            logger.exception("request %s to %s failed", self._id, self._path)
+            logger.exception("request %s to %.200r failed", self._id, self._path)
             await self._fail(InternalError(repr(error)))
         finally:
             self._leave()
@@ -135,8 +139,11 @@ class _Exchange:
         """Raises what keeps the request from being looked at."""
         state, path, gate = self._scope["state"], self._path, self._edge.gate
         is_guarded, flaw = path.startswith(_GUARDED), state.get(FLAW_KEY)
-        if flaw is not None and (is_guarded or not isinstance(flaw, TooManyConnections)):
-            raise flaw  # whoever asks whether we live is answered in any crowd
+        is_crowd = isinstance(flaw, TooManyConnections)
+        if flaw is not None and (is_guarded or not is_crowd):  # whoever asks whether we live is answered in any crowd
+            if is_crowd and path in _GENERATING:
+                self._class = gate.class_in_a_crowd(self._key, self._told_class)
+            raise flaw
         if not is_guarded:
             return
         key: Key | None = None
@@ -159,7 +166,7 @@ class _Exchange:
         if self._scope["method"] == "POST" and self._path.startswith(_GUARDED):
             status = self._status or Cancelled.http_status
             endpoint = self._path if self._path in _COUNTED else "other"
-            gate.write_down(self._tenant, self._id, endpoint, status, self._account, self._began)
+            gate.write_down(self._tenant, self._id, self._trace_id, endpoint, status, self._account, self._began)
 
     async def _pass_on(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -174,10 +181,10 @@ class _Exchange:
 
     async def _fail(self, error: TriptychError) -> None:
         self._account.error = type(error).__name__
+        self._edge.count_error(error)
         if self._status:
             raise error  # nothing can be added to a response; the server breaks the connection
         log_failure(self._id, error)
-        self._edge.count_error(error)
         self._edge.gate.refused(self._class, self._account, error)
         headers = dict(error_headers(error, self._edge.gate.seconds_until_room()))
         if isinstance(error, _CLOSING):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from triptych.errors import ConfigError, TriptychError, Unauthorized
+from triptych.errors import ConfigError, RequestError, TriptychError, Unauthorized
 from triptych.router.account import Account
 from triptych.router.auth import Key, KeyFile
 from triptych.router.limits import Limiter, Meter
@@ -100,18 +100,20 @@ class Gate:
         return self._pace.seconds_until_room(self._router.running)
 
     def write_down(
-        self, tenant: str, request_id: str, endpoint: str, status: int, account: Account, began: float
+        self, tenant: str, request_id: str, trace_id: str, endpoint: str, status: int, account: Account, began: float
     ) -> None:
         """began: on the monotonic clock of `time`"""
         if self._request_log is not None:
             told = {
                 "request_id": request_id,
+                "trace_id": trace_id,
                 "tenant": tenant,
                 "endpoint": endpoint,
                 "model": account.model,
                 "status": status,
                 "error": account.error,
                 "seconds": round(time.monotonic() - began, 6),
+                **(account.tokens if account.entry is not None else {}),  # of several prompts all together
             }
             self._request_log.write(told, status, account.entry)
         if self._usage_log is not None:
@@ -124,10 +126,7 @@ class Gate:
                     "model": account.model,
                     "status": status,
                     "error": account.error or None,
-                    "prompt_tokens": account.prompt_tokens,
-                    "image_tokens": account.image_tokens,
-                    "completion_tokens": account.completion_tokens,
-                    "cached_tokens": account.cached_tokens,
+                    **account.tokens,
                     "seconds": round(time.monotonic() - began, 4),
                 }
             )
@@ -142,6 +141,14 @@ class Gate:
     def service_class(self, told: str, of_key: str = "") -> str:
         """Name of the class of service: the header's, else the key's. Raises InvalidRequest where there is none."""
         return self._router.books.levels.choose(told, of_key).name
+
+    def class_in_a_crowd(self, presented: bytes, told: str) -> str:
+        """Of a request that is turned away unread; empty where it would not have got in anyway."""
+        try:
+            key = self.admit(presented) if self.has_keys else None
+            return self.service_class(told, key.slo if key else "")
+        except RequestError:
+            return ""
 
     def refused(self, service_class: str, account: Account, error: TriptychError) -> None:
         """A question whose answer never began."""

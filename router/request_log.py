@@ -87,5 +87,4 @@ def request_fields(entry: Entry) -> dict[str, Any]:
     for name in ("id", "started", "endpoint", "error", "seconds"):
         del fields[name]  # the edge tells them
     fields["stages"] = {stage: round(seconds, 6) for stage, seconds in fields["stages"].items()}
-    fields["trace_id"] = entry.trace.trace if entry.trace is not None else ""
     return fields

@@ -63,6 +63,9 @@ class AnswerStream(Response):
         error: BaseException | None = Cancelled("the client left")
         try:
             error = await written(self._write(scope, send), receive)
+        except Exception as bug:
+            error = bug
+            raise
         finally:
             await self._run.close(error)
 

@@ -65,4 +65,6 @@ class JSONFormatter(logging.Formatter):
 
 def _plain(name: str) -> str:
     """A stranger's name, so that it is one word of a line."""
+    if len(name) <= _LONGEST_NAME and name.isprintable():
+        return name
     return "".join(character if character.isprintable() else "?" for character in name[:_LONGEST_NAME])

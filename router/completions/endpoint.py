@@ -119,6 +119,9 @@ class _SeveralStream(Response):
         error: BaseException | None = Cancelled("the client left")
         try:
             error = await written(self._write(scope, send), receive)
+        except Exception as bug:
+            error = bug
+            raise
         finally:
             await _close(self._all_asked, error)
 

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.metrics.test_books import samples
 from tests.router.serving import Served, chat_body, serving, tiers, until
 from triptych.errors import (
     ClaimExpired,
@@ -246,6 +247,37 @@ def test_nothing_of_the_clusters_inside_is_told(kind: type[TriptychError]) -> No
     told = json.dumps(error_body(kind("10.0.0.7:5000 has no /dev/shm/x")))
     assert "10.0.0" not in told
     assert "shm" not in told
+
+
+async def test_whom_a_crowd_keeps_out_is_a_miss_where_he_would_have_got_in(card: ModelCard, keys: Path) -> None:
+    async with serving(card, api_keys_file=str(keys), max_connections=4) as served:
+        port = httpx.URL(served.base_url).port
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        for key, told in (("a", ""), ("wrong", ""), ("a", "batch"), ("a", "?")):
+            headers = {**bearer(key), "x-triptych-slo": told}
+            response = await served.client.post(CHAT, json=chat_body(), headers=headers)
+            assert response.json()["error"]["code"] == "too_many_connections"
+        found = samples(served.router.expose_metrics())
+        for _, writer in idle:
+            writer.close()
+    counted = {name: found[f"triptych:slo_requests_total{{slo={name}}}"] for name in ("interactive", "batch")}
+    assert counted == {"interactive": 1, "batch": 1}
+    assert found["triptych:request_slo_violations_total{limit=failed,slo=batch}"] == 1
+    assert found["triptych:rejected_requests_total{reason=connections}"] == 4
+
+
+async def test_every_path_without_a_name_in_it_is_counted_by_itself(card: ModelCard) -> None:
+    async with serving(card) as served:
+        described = (await served.client.get("/openapi.json")).json()["paths"]
+        paths = [path for path in described if "{" not in path]
+        assert "/admin/reload" in paths
+        for path in paths:
+            method = "get" if "get" in described[path] else "post"
+            async with served.client.stream(method, path):
+                pass
+        found = samples(served.router.expose_metrics())
+    told = {name.partition("endpoint=")[2].partition(",")[0] for name in found if ":requests_total{" in name}
+    assert set(paths) - told == set()
 
 
 async def test_a_usage_log_that_is_rotated_goes_on_in_a_new_file(card: ModelCard, tmp_path: Path) -> None:

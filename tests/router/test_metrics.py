@@ -4,6 +4,7 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.checkpoints import EMBEDDED
@@ -16,6 +17,7 @@ from triptych.journey import Role
 from triptych.metrics import WORKER_GAUGES
 from triptych.models.card import ModelCard
 from triptych.router.auth import Key, digest_of, toml_of
+from triptych.router.completions.form import CompletionForm
 from triptych.router.link import KnownWorker
 from triptych.services.host import Placement, WorkerHost
 from triptych.stages import TIMED_STAGES
@@ -162,6 +164,25 @@ async def test_a_request_is_held_against_the_class_of_its_header_else_its_keys(c
     assert found["triptych:request_slo_violations_total{limit=failed,slo=easy}"] == 1
     assert found["triptych:slo_attainment_ratio{slo=easy,window=5m}"] == pytest.approx(2 / 3)
     assert found["triptych:slo_burn_rate{slo=strict,window=1h}"] == pytest.approx(10)
+
+
+async def test_an_answer_that_a_bug_of_ours_breaks_off_is_a_miss_and_no_client_that_left(
+    card: ModelCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> str:
+        raise RuntimeError("a bug")
+
+    async with serving(card, tiers(card, "epd"), slo=LEVELS) as served:
+        monkeypatch.setattr(CompletionForm, "end", broken)
+        for prompt in ("hello", ["hello", "bye"]):
+            asked = {"model": "tiny_vl", "prompt": prompt, "stream": True, "max_tokens": 2}
+            with pytest.raises(httpx.RemoteProtocolError):
+                await served.client.post("/v1/completions", json=asked)
+        await until(lambda: served.router.running == 0)
+        found = samples(served.router.expose_metrics())
+    assert found["triptych:slo_requests_total{slo=easy}"] == 3
+    assert found["triptych:request_slo_violations_total{limit=failed,slo=easy}"] == 3
+    assert found["triptych:request_errors_total{error=InternalError}"] == 2
 
 
 async def test_prometheus_is_told_one_target_for_routers_and_one_for_each_worker(card: ModelCard) -> None:
