@@ -247,6 +247,8 @@ class Fleet:
             self._gauges.pairs_by_worker.pop(shown, None)
         self._shown.clear()
         for row, link in enumerate(self._rows):
+            if link.roles:  # from 0 on: the first loss is an increase, too
+                self.metrics.count("triptych:worker_links_lost_total", 0, worker_type=tier(link))
             self._write(row, link)
         self._look()
 

@@ -164,6 +164,8 @@ async def test_what_is_held_on_a_worker_ends_when_another_process_takes_its_plac
     async with fleet_of(there) as fleet:
         await until(lambda: fleet.is_ready(Role.DECODE))
         link = fleet.links[0]
+        lost = b'triptych:worker_links_lost_total{worker_type="aggregated"} '
+        assert lost + b"0.0\n" in fleet.metrics.expose()
         held = asyncio.create_task(link.hold(asyncio.sleep(60)))
         await asyncio.sleep(0)
         there.incarnation += 1  # the same address answers as someone else
@@ -172,6 +174,7 @@ async def test_what_is_held_on_a_worker_ends_when_another_process_takes_its_plac
         assert link.state is LinkState.LOST
         await until(lambda: fleet.is_ready(Role.DECODE))
         assert fleet.links[0].incarnation == there.incarnation
+        assert lost + b"1.0\n" in fleet.metrics.expose(), "a process is lost once"
 
 
 async def test_a_cancelled_holder_is_cancelled_and_not_told_of_a_loss() -> None:
