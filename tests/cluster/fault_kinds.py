@@ -9,13 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-import grpc
-
 from tests.cluster.fault_hang import hang
 from tests.cluster.fault_load import LONG, FaultLoad
 from tests.cluster.fault_server import LIVENESS_SECONDS, FaultServer, Worker
 from triptych.journey import Role
 
+ANSWER_SECONDS = 1.0
 BUSY_SECONDS = 5.0  # for which a worker is looked for that has something to do
 PROBES = 3  # with as many streams, each of two decode workers has one
 STRUCK_AT_TOKEN = 30
@@ -69,7 +68,8 @@ def _signal(role: Role, server: FaultServer, load: FaultLoad, *, number: int) ->
 def _hang(role: Role, server: FaultServer, load: FaultLoad) -> Struck:
     """The device loop alone: everything else in the process goes on."""
     worker, _ = _busy(server, role)
-    tracer = hang(worker.pid, partial(_answers, server, worker))
+    # Soon enough that whoever keeps the worker does not take the whole of it for one that stands still.
+    tracer = hang(worker.pid, partial(server.answers, worker, ANSWER_SECONDS))
     return _struck(time.monotonic(), server, worker, server.gauges(worker), (partial(_end, tracer),))
 
 
@@ -90,14 +90,6 @@ def _struck(
 
 def _replaced(server: FaultServer, worker: Worker) -> bool:
     return worker.address not in {each.address for each in server.workers()}
-
-
-def _answers(server: FaultServer, worker: Worker) -> bool:
-    try:
-        server.gauges(worker)
-    except grpc.RpcError:
-        return False
-    return True
 
 
 def _busy(server: FaultServer, role: Role) -> tuple[Worker, dict[str, float]]:

@@ -190,12 +190,20 @@ class FaultServer:
         response.raise_for_status()
         return response
 
-    def _status(self, worker: Worker, *, check: bool) -> worker_pb2.StatusReply:
+    def answers(self, worker: Worker, seconds: float) -> bool:
+        """Whether it does within that time."""
+        try:
+            self._status(worker, check=False, seconds=seconds)
+        except grpc.RpcError:
+            return False
+        return True
+
+    def _status(self, worker: Worker, *, check: bool, seconds: float = 10.0) -> worker_pb2.StatusReply:
         """Raises grpc.RpcError where it does not answer."""
         if worker.address not in self._channels:
             self._channels[worker.address] = self._membership.channel(worker.address)
         stub = WorkerStub(self._channels[worker.address])  # type: ignore[no-untyped-call]
-        reply: worker_pb2.StatusReply = stub.Status(worker_pb2.StatusRequest(check_invariants=check), timeout=10)
+        reply: worker_pb2.StatusReply = stub.Status(worker_pb2.StatusRequest(check_invariants=check), timeout=seconds)
         return reply
 
 

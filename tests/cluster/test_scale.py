@@ -84,7 +84,8 @@ def wait_idle(url: str) -> None:
 def clients_of_routers(url: str) -> list[int]:
     """How many each router has."""
     port = int(url.rpartition(":")[2])
-    routers = [each for each in psutil.Process().children() if "triptych.router.router_process" in each.cmdline()]
+    alive = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+    routers = [each for each in alive if "triptych.router.router_process" in each.cmdline()]
     states = [[each.status for each in router.net_connections() if each.laddr.port == port] for router in routers]
     counts = [each.count(psutil.CONN_ESTABLISHED) for each in states if psutil.CONN_LISTEN in each]
     assert len(counts) == 2
