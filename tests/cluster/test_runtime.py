@@ -19,9 +19,13 @@ from triptych.errors import InternalError
 @contextmanager
 def raylet(resources: str, address: str) -> Iterator[psutil.Process]:
     """A process that looks like Ray's, of a Ray with these resources."""
-    words = ["/site/ray/raylet", "-c", "input()", f"--static_resource_list={resources}"]
+    script = "import sys; print(flush=True); sys.stdin.read()"
+    words = ["/site/ray/raylet", "-c", script, f"--static_resource_list={resources}"]
     words.append(f"python worker.py --gcs-address={address} --temp-dir=/tmp/ray")
-    with subprocess.Popen(words, executable=sys.executable, stdin=subprocess.PIPE) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, executable=sys.executable, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # its command line can be read from now on
         yield psutil.Process(process.pid)
 
 
