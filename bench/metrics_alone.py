@@ -21,9 +21,9 @@ from triptych.journey import Token, new_request_id
 from triptych.loadgen.provenance import provenance
 from triptych.metrics import FOLDER_VARIABLE, RouterMetrics
 from triptych.multimodal.layout import TextPart, lay_out
-from triptych.router.request import Prepared, Request
-from triptych.router.router_books import RouterBooks
-from triptych.router.timeline import Span, Timeline
+from triptych.router.observe.router_books import RouterBooks
+from triptych.router.observe.timeline import Span, Timeline
+from triptych.router.pipeline.request import Prepared, Request
 from triptych.sampling import Sampling
 from triptych.stages import TIMED_STAGES, Stage
 

@@ -20,9 +20,9 @@ from typing import Any
 from bench.router_cpu import MODEL, _line, _process, scripted_worker
 from bench.routers_in_turns import Router, compare, read_arguments
 from triptych.metrics import FOLDER_VARIABLE, RouterMetrics
-from triptych.router import router_books
 from triptych.router.__main__ import main as serve_router
-from triptych.router.service_levels import ServiceLevels
+from triptych.router.observe import router_books
+from triptych.router.observe.service_levels import ServiceLevels
 
 VARIANTS = ("off", "on", "files")
 

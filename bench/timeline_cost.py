@@ -19,7 +19,7 @@ from bench.router_cpu import MODEL, _line, _process, scripted_worker
 from bench.routers_in_turns import Router, compare, read_arguments
 from tests.web import QuietHandler, WebServer
 from triptych.router.__main__ import main as serve_router
-from triptych.router.timeline import Timeline
+from triptych.router.observe.timeline import Timeline
 
 VARIANTS = ("off", "on", "all")
 

@@ -11,7 +11,7 @@ from triptych.garbage import settle
 from triptych.journey import Endpoint
 from triptych.logs import log_to_stderr
 from triptych.models.card import load_card
-from triptych.router.link import KnownWorker
+from triptych.router.fleet.link import KnownWorker
 from triptych.router.server import RouterServer
 
 

@@ -11,23 +11,23 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from triptych.router.admin import ACTIONS, EmbeddingsAdmin
-from triptych.router.anthropic.errors import AnthropicShape
-from triptych.router.cors import with_cors
-from triptych.router.discovery import add_discovery
-from triptych.router.edge import Edge, nested_response
-from triptych.router.failures import nested
-from triptych.router.gate import Gate
-from triptych.router.models_list import add_models
-from triptych.router.openapi import describe
+from triptych.router.admin.discovery import add_discovery
+from triptych.router.admin.embeddings import ACTIONS, EmbeddingsAdmin
+from triptych.router.admin.probes import add_probes
+from triptych.router.admin.scale_admin import ScaleAdmin
+from triptych.router.admin.supervision import Supervision
+from triptych.router.api.anthropic.errors import AnthropicShape
+from triptych.router.api.models_list import add_models
+from triptych.router.api.openapi import describe
+from triptych.router.api.posts import post_endpoints
+from triptych.router.edge.cors import with_cors
+from triptych.router.edge.failures import nested
+from triptych.router.edge.gate import Gate
+from triptych.router.edge.layer import Edge, nested_response
+from triptych.router.observe.timeline_pages import add_timelines
 from triptych.router.page.feed import OF_ADMIN_PORT, LiveFeed
 from triptych.router.page.routes import add_page, is_of_page
-from triptych.router.posts import post_endpoints
-from triptych.router.probes import add_probes
 from triptych.router.router import Router
-from triptych.router.scale_admin import ScaleAdmin
-from triptych.router.supervision import Supervision
-from triptych.router.timeline_pages import add_timelines
 
 _NO_EMBEDDINGS = "no embedding model is served here; this server generates text"
 

@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from triptych.router.acceptor import ABSENT, Loads
-from triptych.router.common_names import CommonNames
-from triptych.router.limit_books import LimitBooks
+from triptych.router.edge.limit_books import LimitBooks
+from triptych.router.media.common_names import CommonNames
 
 
 class Commons:

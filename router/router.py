@@ -11,27 +11,27 @@ from triptych.errors import DeadlineExceeded, Stopping, UnknownModel
 from triptych.journey import new_request_id
 from triptych.metrics import RouterMetrics
 from triptych.models.card import ModelCard
-from triptych.router.budget import ByteBudget, Holding
-from triptych.router.caller import NOBODY, Caller
+from triptych.router.api.schema import Chat
+from triptych.router.api.usage import Usage, usage_of
 from triptych.router.commons import Commons
-from triptych.router.fetch import MediaFetcher
-from triptych.router.fleet import Fleet
-from triptych.router.limit_books import LimitBooks
-from triptych.router.link import KnownWorker
-from triptych.router.media import MediaLoader
-from triptych.router.media_names import MediaNames, Names
-from triptych.router.model_set import FIRST, Common, ModelSet
-from triptych.router.prompt import PromptBuilder
-from triptych.router.recent import Entry, RecentRequests
-from triptych.router.request import Prepared, Request
-from triptych.router.request_figures import RequestSeconds
-from triptych.router.router_books import REFRESH_SECONDS, RouterBooks
-from triptych.router.schema import Chat
+from triptych.router.edge.budget import ByteBudget, Holding
+from triptych.router.edge.caller import NOBODY, Caller
+from triptych.router.edge.limit_books import LimitBooks
+from triptych.router.edge.turnstile import Turnstile
+from triptych.router.fleet.fleet import Fleet
+from triptych.router.fleet.link import KnownWorker
+from triptych.router.fleet.model_set import FIRST, Common, ModelSet
+from triptych.router.media.fetch import MediaFetcher
+from triptych.router.media.loader import MediaLoader
+from triptych.router.media.names import MediaNames, Names
+from triptych.router.observe.recent import Entry, RecentRequests
+from triptych.router.observe.request_figures import RequestSeconds
+from triptych.router.observe.router_books import REFRESH_SECONDS, RouterBooks
+from triptych.router.observe.timeline import Timeline
+from triptych.router.pipeline.prompt import PromptBuilder
+from triptych.router.pipeline.request import Prepared, Request
 from triptych.router.tasks import Background
 from triptych.router.threads import WorkThreads
-from triptych.router.timeline import Timeline
-from triptych.router.turnstile import Turnstile
-from triptych.router.usage import Usage, usage_of
 
 logger = logging.getLogger(__name__)
 

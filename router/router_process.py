@@ -28,11 +28,11 @@ from triptych.json_lines import JsonLines
 from triptych.logs import log_to_stderr
 from triptych.metrics import FOLDER_VARIABLE
 from triptych.models.card import load_card
+from triptych.router.admin.supervision import Supervision
 from triptych.router.commons import Commons
-from triptych.router.link import KnownWorker
-from triptych.router.model_set import KnownSet
+from triptych.router.fleet.link import KnownWorker
+from triptych.router.fleet.model_set import KnownSet
 from triptych.router.server import RouterServer
-from triptych.router.supervision import Supervision
 
 logger = logging.getLogger(__name__)
 

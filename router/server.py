@@ -15,14 +15,14 @@ from triptych.config import Settings
 from triptych.errors import ConfigError, InternalError
 from triptych.models.card import ModelCard, load_card
 from triptych.router.acceptor import Acceptor
+from triptych.router.admin.supervision import Supervision
 from triptych.router.app import build_apps
 from triptych.router.commons import Commons
-from triptych.router.connection import connection_class
-from triptych.router.link import KnownWorker, WorkerLink
-from triptych.router.link_state import LinkState
-from triptych.router.model_set import FIRST, Common, KnownSet, ModelSet
+from triptych.router.edge.connection import connection_class
+from triptych.router.fleet.link import KnownWorker, WorkerLink
+from triptych.router.fleet.link_state import LinkState
+from triptych.router.fleet.model_set import FIRST, Common, KnownSet, ModelSet
 from triptych.router.router import Router
-from triptych.router.supervision import Supervision
 from triptych.router.threads import media_threads
 
 logger = logging.getLogger(__name__)

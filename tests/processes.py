@@ -20,7 +20,7 @@ from triptych.journey import Endpoint, Role
 from triptych.models.card import load_card
 from triptych.pb import worker_pb2
 from triptych.pb.worker_pb2_grpc import WorkerStub
-from triptych.router.link import KnownWorker
+from triptych.router.fleet.link import KnownWorker
 from triptych.router.server import RouterServer
 
 START_SECONDS = 300.0

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from triptych.router.described import POSTS, Described
-from triptych.router.openapi import STATUSES
+from triptych.router.api.described import POSTS, Described
+from triptych.router.api.openapi import STATUSES
 
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 

@@ -25,7 +25,7 @@ COMMANDS = {
     "reload": "triptych.cluster.reload_command:run",
     "doctor": "triptych.doctor.command:run",
     "bench": "triptych.loadgen.command:run",
-    "keys": "triptych.router.key_command:run",
+    "keys": "triptych.router.edge.key_command:run",
     "batch": "triptych.batch.command:run",
 }
 KEY_VARIABLES = (CLIENT_KEY_VARIABLE, "OPENAI_API_KEY")

@@ -78,7 +78,7 @@ class StageSpan(NamedTuple):
 
 
 # In the order of a request. Where stages go on side by side their seconds add up to more than the request took;
-# router/critical_path.py says which of them it waited for.
+# router/observe/critical_path.py says which of them it waited for.
 TIMED_STAGES = (
     TimedStage("receive", Tier.ROUTER, "The body arrives"),
     TimedStage("turn", Tier.ROUTER, "Others are being prepared"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from triptych.router.request import Request
+from triptych.router.pipeline.request import Request
 from triptych.router.router import Ended, Router, Run
 from triptych.stages import Stage
 

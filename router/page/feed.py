@@ -17,9 +17,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from triptych.errors import Cancelled, PermissionDenied, TooManyViewers
-from triptych.router.body import unless_gone
-from triptych.router.gate import Gate
-from triptych.router.link import WorkerLink
+from triptych.router.edge.body import unless_gone
+from triptych.router.edge.gate import Gate
+from triptych.router.fleet.link import WorkerLink
 from triptych.router.page.book import MOST_RUNNING, RequestBook
 from triptych.router.router import Router
 

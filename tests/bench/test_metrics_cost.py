@@ -16,7 +16,7 @@ from bench.metrics_alone import ended_request
 from bench.metrics_cost import count_nothing
 from triptych.config import Settings
 from triptych.metrics import RouterMetrics
-from triptych.router.router_books import RouterBooks
+from triptych.router.observe.router_books import RouterBooks
 if sys.argv[1] == "off":
     count_nothing()
 metrics = RouterMetrics()

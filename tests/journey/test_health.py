@@ -27,8 +27,8 @@ from tests.tiny_vl.spoilt_worker import SWITCH_VARIABLE
 from triptych.config import MIB, Settings, load_settings
 from triptych.journey import Role
 from triptych.models.card import load_card
-from triptych.router.link import KnownWorker
-from triptych.router.self_test import QUESTION, known_answer, picture
+from triptych.router.fleet.link import KnownWorker
+from triptych.router.fleet.self_test import QUESTION, known_answer, picture
 from triptych.router.server import RouterServer
 
 pytestmark = pytest.mark.slow

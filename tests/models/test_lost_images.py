@@ -17,8 +17,8 @@ from triptych.journey import Layout, Run
 from triptych.models.card import load_card
 from triptych.multimodal.digest import item_digest
 from triptych.multimodal.layout import lay_out
-from triptych.router.messages import read_messages
-from triptych.router.prompt import PromptBuilder
+from triptych.router.api.messages import read_messages
+from triptych.router.pipeline.prompt import PromptBuilder
 
 ONE_IMAGE = read_messages(
     [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]}]

@@ -9,7 +9,7 @@ import asyncio
 from tests.router.loopback import LoopbackWorker
 from triptych.journey import Role
 from triptych.models.card import load_card
-from triptych.router.prompt import PromptBuilder
+from triptych.router.pipeline.prompt import PromptBuilder
 
 ANSWER = "red circle"
 _GAUGES = {

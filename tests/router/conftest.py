@@ -7,7 +7,7 @@ import pytest
 
 from tests.checkpoints import EMBEDDED
 from triptych.models.card import ModelCard, load_card
-from triptych.router.prompt import PromptBuilder
+from triptych.router.pipeline.prompt import PromptBuilder
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ from triptych.pb import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from triptych.router.link import KnownWorker
+from triptych.router.fleet.link import KnownWorker
 
 WAIT_SECONDS = 0.05  # between two words of one that makes room
 

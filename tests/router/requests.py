@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from triptych.journey import Token, new_request_id
 from triptych.multimodal.layout import TextPart, lay_out
-from triptych.router.request import Prepared, Request
-from triptych.router.timeline import Timeline
+from triptych.router.observe.timeline import Timeline
+from triptych.router.pipeline.request import Prepared, Request
 from triptych.sampling import Sampling
 
 

@@ -19,8 +19,8 @@ from triptych.config import ObserveSettings, RouterSettings, Settings, SLOSettin
 from triptych.journey import Role
 from triptych.models.card import ModelCard
 from triptych.router.app import build_app
-from triptych.router.connection import connection_class
-from triptych.router.prompt import PromptBuilder
+from triptych.router.edge.connection import connection_class
+from triptych.router.pipeline.prompt import PromptBuilder
 from triptych.router.router import Router
 
 PICTURES = Path(__file__).parent.parent / "data"

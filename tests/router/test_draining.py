@@ -8,7 +8,7 @@ import pytest
 
 from tests.router.loopback import LoopbackWorker
 from tests.router.serving import picture, serving, tiers, until
-from tests.router.test_pipeline import TEXT, expected
+from tests.router.pipeline.test_pipeline import TEXT, expected
 from triptych.models.card import ModelCard
 
 pytestmark = pytest.mark.anyio

@@ -10,9 +10,9 @@ from triptych.config import Settings
 from triptych.errors import ConfigError
 from triptych.models.card import ModelCard
 from triptych.models.config_values import text_config
-from triptych.router.auth import KeyFile
-from triptych.router.chat_template import ChatTemplate
-from triptych.router.file_media import FileMedia
+from triptych.router.edge.auth import KeyFile
+from triptych.router.media.file_media import FileMedia
+from triptych.router.pipeline.chat_template import ChatTemplate
 
 _LEAST_BLOCKS = 2  # of KV, that a worker can do anything with
 _LEAST_BYTES = {"float32": 4, "auto": 2, "bfloat16": 2, "float16": 2}  # of a number

@@ -41,7 +41,7 @@ class RouterSettings:
     status_timeout_seconds: float = 5.0  # a worker is lost once three questions in a row went unanswered for so long
     self_test: bool = True  # workers take nothing before a known image has gone through them and come out right
     api_key: str = field(default="", repr=False)  # one key, of an operator; its tenant is called "default"
-    api_keys_file: str = ""  # TOML with a table [[keys]] for each (router/auth.py); read again when it changes
+    api_keys_file: str = ""  # TOML with a table [[keys]] for each (router/edge/auth.py); read again when it changes
     api_keys: tuple[str, ...] = field(default=(), repr=False)  # NAME=KEY or NAME=sha256:DIGEST, for the environment
     usage_log: str = ""  # a file that gets one line of JSON for each request; empty: none
     admin_host: str = "127.0.0.1"

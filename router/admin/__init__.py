@@ -1,0 +1,1 @@
+"""What operators and those who watch a server ask it."""

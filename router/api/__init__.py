@@ -1,0 +1,1 @@
+"""How OpenAI's and Anthropic's APIs word questions and answers."""

@@ -1,0 +1,1 @@
+"""Where a request's time went and how well requests are served, as it is told and counted."""

@@ -1,0 +1,1 @@
+"""A request's way through the tiers: prepared, encoded, prefilled, decoded, tried again."""
