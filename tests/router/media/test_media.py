@@ -19,7 +19,7 @@ from triptych.router.api.messages import ImagePart
 from triptych.router.edge.budget import ByteBudget
 from triptych.router.media.fetch import MediaFetcher
 from triptych.router.media.loader import MediaLoader, Picture
-from triptych.router.media.loader import loader as media
+from triptych.router.media import loader as media
 from triptych.router.observe.timeline import Timeline
 
 pytestmark = pytest.mark.anyio
