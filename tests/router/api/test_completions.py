@@ -8,9 +8,9 @@ import httpx
 import openai
 import pytest
 
+from tests.router.api.test_http import error_of
 from tests.router.requests import text_request
 from tests.router.serving import Served, serving, tiers, until
-from tests.router.api.test_http import error_of
 from triptych.errors import InvalidRequest
 from triptych.journey import Token
 from triptych.metrics import RouterMetrics

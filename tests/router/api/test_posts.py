@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.router.serving import chat_body, serving, tiers
 from tests.router.api.test_http import error_of
+from tests.router.serving import chat_body, serving, tiers
 from triptych.errors import InvalidRequest
 from triptych.journey import Role
 from triptych.models.card import ModelCard

@@ -9,11 +9,11 @@ import httpx
 import openai
 import pytest
 
+from tests.router.api.test_http import error_of
+from tests.router.api.tool_template import TOOL_TEMPLATE
 from tests.router.events import events_of
 from tests.router.requests import text_request
 from tests.router.serving import PICTURES, Served, chat_body, picture, say, serving, tiers
-from tests.router.api.test_http import error_of
-from tests.router.api.tool_template import TOOL_TEMPLATE
 from triptych.errors import InvalidRequest, NoWorker
 from triptych.models.card import ModelCard
 from triptych.router.api.choices import Delta, ToolCallDelta

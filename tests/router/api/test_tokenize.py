@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.router.serving import Served, chat_body, picture, serving, tiers
 from tests.router.api.test_http import error_of
+from tests.router.serving import Served, chat_body, picture, serving, tiers
 from triptych.models.card import ModelCard
 
 pytestmark = pytest.mark.anyio

@@ -11,8 +11,8 @@ import openai
 import pydantic
 import pytest
 
-from tests.router.serving import say, serving, tiers
 from tests.router.api.tool_template import TOOL_TEMPLATE
+from tests.router.serving import say, serving, tiers
 from triptych.models.card import ModelCard
 
 pytestmark = pytest.mark.anyio

@@ -10,8 +10,8 @@ import pytest
 from triptych.cli import build_parser
 from triptych.config import RouterSettings, SLOSettings, load_settings
 from triptych.errors import ConfigError
-from triptych.router.edge.auth import Key, KeyFile, KeyRing, digest_of, read_keys, toml_of
 from triptych.router.edge import key_command
+from triptych.router.edge.auth import Key, KeyFile, KeyRing, digest_of, read_keys, toml_of
 from triptych.router.edge.limits import Limits
 
 ALICE = Key("alice", digest_of("a"), Limits(60, 1000, 8))

@@ -6,8 +6,8 @@ import dataclasses
 import pytest
 
 from tests.router.loopback import LoopbackWorker
-from tests.router.serving import Served, picture, serving, tiers, until
 from tests.router.pipeline.test_pipeline import TEXT, expected
+from tests.router.serving import Served, picture, serving, tiers, until
 from triptych.journey import Role
 from triptych.models.card import ModelCard
 from triptych.router.fleet.model_set import ModelSet

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from triptych.errors import InvalidMedia, MediaTooLarge
-from triptych.router.media.data_uri import is_data_uri, read_data_uri
 from triptych.router.media import data_uri
+from triptych.router.media.data_uri import is_data_uri, read_data_uri
 
 pytestmark = pytest.mark.anyio
 MOST = 1 << 24

@@ -17,9 +17,9 @@ from triptych.multimodal.digest import source_digest
 from triptych.multimodal.sniff import MediaHeader, sniff
 from triptych.router.api.messages import ImagePart
 from triptych.router.edge.budget import ByteBudget
+from triptych.router.media import loader as media
 from triptych.router.media.fetch import MediaFetcher
 from triptych.router.media.loader import MediaLoader, Picture
-from triptych.router.media import loader as media
 from triptych.router.observe.timeline import Timeline
 
 pytestmark = pytest.mark.anyio

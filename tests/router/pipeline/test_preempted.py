@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from tests.router.serving import picture, serving, tiers
 from tests.router.pipeline.test_pipeline import TEXT, expected
+from tests.router.serving import picture, serving, tiers
 from triptych.errors import Preempted
 from triptych.models.card import ModelCard
 

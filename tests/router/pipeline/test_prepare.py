@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.router.serving import chat_body, image, picture, serving, tiers, until
 from tests.router.api.tool_template import TOOL_TEMPLATE
+from tests.router.serving import chat_body, image, picture, serving, tiers, until
 from triptych.config import RouterSettings
 from triptych.errors import ContextTooLong, InvalidRequest
 from triptych.metrics import RouterMetrics
