@@ -1,7 +1,8 @@
-"""Several routers that are up at the same time and get the same requests in turns: what one costs more than another.
+"""Several routers that are up at the same time and get requests in turns: what one costs more than another.
 
-Every round sends the same requests to each of them, in an order that turns round by round. CPU is that of the router's
-process, all its threads. A ratio is of the sums over all rounds; its interval is a bootstrap's over rounds.
+Every round sends as many requests of the same kind to each of them, in an order that turns round by round. CPU is that
+of the router's process, all its threads. A ratio is of the sums over all rounds; its interval is a bootstrap's over
+rounds.
 """
 
 import argparse
@@ -44,13 +45,14 @@ def compare(
     cpu: dict[str, list[float]] = {name: [] for name in routers}
     rates: dict[str, list[float]] = {name: [] for name in routers}
     for url, _ in routers.values():
-        one_round(url, options, options.rounds, make_bodies(of(url, options), WARMUP) * options.warmup)
+        one_round(url, options, 0, make_bodies(of(url, options), WARMUP) * options.warmup)
     for number in range(options.rounds):
-        for name in turned(list(routers), number):
+        for place, name in enumerate(turned(list(routers), number)):
             url, pid = routers[name]
             before = cpu_nanoseconds(pid)
             with beside(name, url):
-                rates[name].append(one_round(url, options, number))
+                # Never what workers have seen before: whoever came first would compute what the others find in caches.
+                rates[name].append(one_round(url, options, number * len(routers) + place))
             cpu[name].append((cpu_nanoseconds(pid) - before) / 1e9 / options.requests)
         told = (f"{name} {1e3 * cpu[name][-1]:.3f} ms, {rates[name][-1]:.2f} req/s" for name in routers)
         console.print(f"round {number}: " + "; ".join(told))
