@@ -20,10 +20,10 @@ from triptych.router.edge.limit_books import LimitBooks
 from triptych.router.edge.turnstile import Turnstile
 from triptych.router.fleet.fleet import Fleet
 from triptych.router.fleet.link import KnownWorker
-from triptych.router.fleet.model_set import FIRST, Common, ModelSet
 from triptych.router.media.fetch import MediaFetcher
 from triptych.router.media.loader import MediaLoader
 from triptych.router.media.names import MediaNames, Names
+from triptych.router.model_set import FIRST, Common, ModelSet
 from triptych.router.observe.recent import Entry, RecentRequests
 from triptych.router.observe.request_figures import RequestSeconds
 from triptych.router.observe.router_books import REFRESH_SECONDS, RouterBooks

@@ -31,7 +31,7 @@ from triptych.models.card import load_card
 from triptych.router.admin.supervision import Supervision
 from triptych.router.commons import Commons
 from triptych.router.fleet.link import KnownWorker
-from triptych.router.fleet.model_set import KnownSet
+from triptych.router.model_set import KnownSet
 from triptych.router.server import RouterServer
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from triptych.router.commons import Commons
 from triptych.router.edge.connection import connection_class
 from triptych.router.fleet.link import KnownWorker, WorkerLink
 from triptych.router.fleet.link_state import LinkState
-from triptych.router.fleet.model_set import FIRST, Common, KnownSet, ModelSet
+from triptych.router.model_set import FIRST, Common, KnownSet, ModelSet
 from triptych.router.router import Router
 from triptych.router.threads import media_threads
 

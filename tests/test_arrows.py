@@ -14,6 +14,7 @@ FOLDERS = {"triptych": ROOT / "triptych", "triptych.services": ROOT / "services"
 
 NOUNS = {"journey", "sampling", "stages", "dtypes", "errors"}
 BASE = NOUNS | {"config", "metrics", "multimodal", "grammar"}
+ROUTER = BASE | {"wire", "pb", "models", "transfer.protocol", "json_lines", "logs", "garbage"}
 TIER = BASE | {"models", "transfer", "engine", "wire", "pb"}
 
 # Room -> rooms it may import. A dotted name is one module or folder of a room.
@@ -37,7 +38,11 @@ ARROWS: Mapping[str, set[str]] = {
     "services.prefill": TIER | {"services", "logs"},
     "services.decode": TIER | {"services", "logs"},
     # Of models the torch-free half, see the closure below; of transfer the rules for whoever keeps claims alive.
-    "router": BASE | {"wire", "pb", "models", "transfer.protocol", "json_lines", "logs", "garbage"},
+    "router": ROUTER,
+    "router.fleet": ROUTER,
+    "router.media": ROUTER
+    | {"router.api.messages", "router.common_memory", "router.edge.budget", "router.observe.timeline", "router.tasks"},
+    "router.observe": ROUTER | {"router.api.usage", "router.pipeline.request"},
     "cluster": TIER - {"wire", "pb"} | {"services", "router", "client", "json_lines", "logs", "garbage"},
     "json_lines": set(),
     "logs": set(),

@@ -18,8 +18,8 @@ from triptych.router.edge.body import read_body, unless_gone
 from triptych.router.edge.caller import Caller, caller_of
 from triptych.router.fleet.calls import worker_errors
 from triptych.router.fleet.link import WorkerLink
-from triptych.router.fleet.model_set import ModelSet
 from triptych.router.media.shelf import MediaShelf
+from triptych.router.model_set import ModelSet
 from triptych.router.observe.timeline import Timeline
 from triptych.router.router import Router
 from triptych.router.tasks import all_or_first_error

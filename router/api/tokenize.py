@@ -17,7 +17,7 @@ from triptych.router.api.schema import Chat, invalid_request
 from triptych.router.edge.body import read_body, unless_gone
 from triptych.router.edge.budget import Holding
 from triptych.router.edge.caller import caller_of
-from triptych.router.fleet.model_set import ModelSet
+from triptych.router.model_set import ModelSet
 from triptych.router.observe.timeline import Timeline
 from triptych.router.router import Router
 

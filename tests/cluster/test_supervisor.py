@@ -11,7 +11,7 @@ from triptych.cluster.supervisor import Supervisor
 from triptych.cluster.view import SetView, View, WorkerView
 from triptych.config import RouterSettings, Settings
 from triptych.journey import Endpoint, Role
-from triptych.router.fleet.proving import TEST_SECONDS
+from triptych.router.pipeline.proving import TEST_SECONDS
 
 SETTINGS = Settings(router=RouterSettings(port=0))
 START_SECONDS = 30.0

@@ -28,7 +28,7 @@ from triptych.config import MIB, Settings, load_settings
 from triptych.journey import Role
 from triptych.models.card import load_card
 from triptych.router.fleet.link import KnownWorker
-from triptych.router.fleet.self_test import QUESTION, known_answer, picture
+from triptych.router.pipeline.self_test import QUESTION, known_answer, picture
 from triptych.router.server import RouterServer
 
 pytestmark = pytest.mark.slow

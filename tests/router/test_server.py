@@ -23,8 +23,8 @@ from triptych.errors import ConfigError
 from triptych.journey import Endpoint, Role
 from triptych.models.card import ModelCard
 from triptych.router.fleet.link import KnownWorker
-from triptych.router.fleet.model_set import KnownSet
-from triptych.router.fleet.self_test import NUM_TOKENS, known_answer
+from triptych.router.model_set import KnownSet
+from triptych.router.pipeline.self_test import NUM_TOKENS, known_answer
 from triptych.router.server import RouterServer
 
 ANY_PORT = Settings(router=RouterSettings(port=0, status_interval_seconds=0.05))

@@ -15,7 +15,7 @@ from triptych.multimodal.layout import TextPart, lay_out
 from triptych.pb import common_pb2, encoder_pb2, prefill_pb2
 from triptych.pb.encoder_pb2_grpc import EncoderStub
 from triptych.pb.prefill_pb2_grpc import PrefillStub
-from triptych.router.fleet.self_test import picture
+from triptych.router.pipeline.self_test import picture
 from triptych.sampling import Sampling
 from triptych.wire.membership import Membership
 

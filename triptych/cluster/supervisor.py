@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 
 _START_SECONDS = 600.0
-_READY_SECONDS = 150.0  # a first self-test may take two minutes: router/fleet/proving.py
+_READY_SECONDS = 150.0  # a first self-test may take two minutes: router/pipeline/proving.py
 _POLL_SECONDS = 0.1
 _SHORT_SECONDS = 0.05
 _CALL_SECONDS = 5.0

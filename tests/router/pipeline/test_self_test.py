@@ -11,7 +11,7 @@ from PIL import Image
 from triptych.errors import ConfigError
 from triptych.journey import Token
 from triptych.router.api.schema import Chat
-from triptych.router.fleet.self_test import FILE, NUM_TOKENS, body, difference, is_as_good, known_answer, picture
+from triptych.router.pipeline.self_test import FILE, NUM_TOKENS, body, difference, is_as_good, known_answer, picture
 
 
 def answer(*ids: int, top: tuple[tuple[int, float], ...] = ()) -> list[Token]:

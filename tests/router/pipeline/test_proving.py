@@ -11,8 +11,8 @@ from tests.router.loopback import LoopbackWorker
 from tests.router.serving import Served, picture, say, serving, tiers, until
 from triptych.errors import InternalError, MediaTooLarge
 from triptych.models.card import ModelCard, load_card
-from triptych.router.fleet import proving
-from triptych.router.fleet.self_test import FILE, NUM_TOKENS, known_answer
+from triptych.router.pipeline import proving
+from triptych.router.pipeline.self_test import FILE, NUM_TOKENS, known_answer
 
 pytestmark = pytest.mark.anyio
 UNUSED_ID = 99

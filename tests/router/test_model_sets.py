@@ -10,7 +10,7 @@ from tests.router.pipeline.test_pipeline import TEXT, expected
 from tests.router.serving import Served, picture, serving, tiers, until
 from triptych.journey import Role
 from triptych.models.card import ModelCard
-from triptych.router.fleet.model_set import ModelSet
+from triptych.router.model_set import ModelSet
 
 pytestmark = pytest.mark.anyio
 

@@ -11,12 +11,12 @@ from weakref import WeakSet
 from triptych.errors import ContextTooLong, MediaTooLarge, TriptychError
 from triptych.journey import Role, Token, new_request_id
 from triptych.router.admin.encode_alone import encode_alone
-from triptych.router.fleet import self_test
 from triptych.router.fleet.fleet import Fleet
 from triptych.router.fleet.link import WorkerLink
 from triptych.router.fleet.link_state import LinkState
 from triptych.router.media.shelf import MediaShelf
 from triptych.router.observe.timeline import Timeline
+from triptych.router.pipeline import self_test
 from triptych.router.pipeline.request import Prepared, Request
 from triptych.router.pipeline.stage_tools import Placing
 

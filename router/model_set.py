@@ -17,15 +17,15 @@ from triptych.router.edge.caller import NOBODY, Caller
 from triptych.router.fleet.fleet import Fleet
 from triptych.router.fleet.link import KnownWorker
 from triptych.router.fleet.link_state import LinkState
-from triptych.router.fleet.proving import Prover
-from triptych.router.fleet.self_test import body, known_answer
 from triptych.router.media.loader import MediaLoader
 from triptych.router.observe.timeline import Timeline
 from triptych.router.pipeline.detokenize import Detokenizer
 from triptych.router.pipeline.pipeline import Pipeline
 from triptych.router.pipeline.prepare import Preparer
 from triptych.router.pipeline.prompt import PromptBuilder
+from triptych.router.pipeline.proving import Prover
 from triptych.router.pipeline.request import Prepared
+from triptych.router.pipeline.self_test import body, known_answer
 from triptych.router.tasks import Background
 from triptych.router.threads import WorkThreads
 from triptych.wire.membership import Membership
