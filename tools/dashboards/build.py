@@ -12,7 +12,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from tools.dashboards.panel import Board, Kind, Limits, Panel, Query, Variable
+from tools.dashboards.panel import QUERY_LETTERS, Board, Kind, Limits, Panel, Query, Variable
 
 _SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _HEIGHT, _NUMBER_HEIGHT = 8, 5
@@ -75,7 +75,7 @@ def _panel(panel: Panel, number: int) -> Builder[models.Panel]:
     drawn.id(number).title(panel.title).description(f"{panel.read}\n\n**What to do:** {panel.act}")
     drawn.datasource(_SOURCE).unit(panel.unit).span(panel.width)
     drawn.height(_NUMBER_HEIGHT if panel.kind is Kind.NUMBER else _HEIGHT)
-    for letter, query in zip("ABCDEFGH", panel.queries, strict=False):
+    for letter, query in zip(QUERY_LETTERS[: len(panel.queries)], panel.queries, strict=True):
         drawn.with_target(_target(query, panel.kind, letter))
     if panel.limits is not None:
         drawn.thresholds(_thresholds(panel.limits))

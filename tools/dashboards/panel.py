@@ -6,6 +6,7 @@ from typing import Literal
 
 Unit = Literal["s", "short", "percentunit", "percent", "reqps", "bytes", "Bps", "mbytes", "ops", "watt", "celsius"]
 GRID_COLUMNS = 24
+QUERY_LETTERS = "ABCDEFGH"  # by which Grafana knows a panel's queries; with more lines nobody reads it
 
 
 class Kind(enum.StrEnum):
@@ -57,6 +58,8 @@ class Panel:
             raise ValueError(
                 f"panel {self.title!r} needs queries, and sentences that say how to read it and what to do"
             )
+        if len(self.queries) > len(QUERY_LETTERS):
+            raise ValueError(f"panel {self.title!r} has {len(self.queries)} queries, at most {len(QUERY_LETTERS)} fit")
 
 
 @dataclass(frozen=True, slots=True)
