@@ -15,6 +15,7 @@ from triptych.engine.loop import LanguageEngine
 from triptych.errors import ConfigError, InvalidRecord, TransferFailed, WorkerLost
 from triptych.grammar.compiler import compiler_of
 from triptych.journey import EmbeddingRef, Endpoint, KVRef, RequestId, Role
+from triptych.metrics import BucketCounts
 from triptych.models.base import KVGeometry
 from triptych.models.card import ModelCard
 from triptych.models.loading import load_language
@@ -116,6 +117,10 @@ class RoleWorker(abc.ABC):
     @abc.abstractmethod
     def gauges(self) -> Mapping[str, float]:
         """Names and units as in metrics.WORKER_GAUGES."""
+
+    def histograms(self) -> Mapping[str, BucketCounts]:
+        """Names as in metrics.WORKER_HISTOGRAMS."""
+        return {}
 
     def turn_seconds(self) -> float:
         """For how long a device loop of its own has been at what it does now; 0 while there is nothing to do."""

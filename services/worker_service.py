@@ -119,6 +119,11 @@ class WorkerService(GeneratedServicer):
             protocol=wire.PROTOCOL,
             paths=paths_to_pb(site.figures.paths()),
             copies=copies_to_pb(site.figures.copies()),
+            histograms=[
+                pb.Histogram(name=name, counts=found.counts, total=found.total)
+                for role in self._roles
+                for name, found in role.histograms().items()
+            ],
         )
         if request.check_invariants:
             reply.violation = await asyncio.to_thread(self.violation)

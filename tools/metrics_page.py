@@ -6,7 +6,7 @@ from pathlib import Path
 
 from triptych.metrics.of_routers import ROUTER_METRICS
 from triptych.metrics.of_slos import SLO_METRICS, SLO_RATIO_METRICS
-from triptych.metrics.of_workers import DERIVED_METRICS, PAIR_METRICS, WORKER_GAUGES, WORKER_LABELS
+from triptych.metrics.of_workers import DERIVED_METRICS, PAIR_METRICS, WORKER_GAUGES, WORKER_HISTOGRAMS, WORKER_LABELS
 from triptych.stages import TIMED_STAGES
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
@@ -88,7 +88,10 @@ class _Row:
 def page() -> str:
     own = [_Row(each.name, each.kind, each.labels, each.help) for each in ROUTER_METRICS]
     told = [_Row(each.exposed_name, each.kind, WORKER_LABELS, each.help) for each in WORKER_GAUGES]
-    made = [_Row(each.name, each.kind, each.labels, each.help) for each in (*DERIVED_METRICS, *PAIR_METRICS)]
+    made = [
+        _Row(each.name, each.kind, each.labels, each.help)
+        for each in (*WORKER_HISTOGRAMS, *DERIVED_METRICS, *PAIR_METRICS)
+    ]
     levels = [_Row(each.name, each.kind, each.labels, each.help) for each in (*SLO_METRICS, *SLO_RATIO_METRICS)]
     parts = [
         *(_HEAD, _SDS, "## Counted by routers\n", _table(own)),

@@ -19,7 +19,7 @@ from triptych.router.fleet.link import KnownWorker, WorkerLink
 from triptych.router.fleet.link_state import LinkState
 from triptych.router.fleet.pairs import describe_paths, pair_counts
 from triptych.router.fleet.placement import Snapshot, place_items, place_prompt, place_stream
-from triptych.router.fleet.reported import load, tier, token_limit
+from triptych.router.fleet.reported import histograms, load, tier, token_limit
 from triptych.router.fleet.router_identity import RouterIdentity
 from triptych.wire.membership import Membership
 
@@ -243,8 +243,7 @@ class Fleet:
         self.snapshot = Snapshot.of(list(self._links))
         self._rows = [self._links[worker_id] for worker_id in self.snapshot.worker_ids]
         for shown in self._shown:
-            self._gauges.by_worker.pop(shown, None)
-            self._gauges.pairs_by_worker.pop(shown, None)
+            self._gauges.forget(shown)
         self._shown.clear()
         for row, link in enumerate(self._rows):
             if link.roles:  # from 0 on: the first loss is an increase, too
@@ -264,8 +263,7 @@ class Fleet:
         self.snapshot.item_limits[row] = link.status.max_item_tokens or math.inf  # 0 counts as not told
         shown = link.worker_id, tier(link)
         self._shown.add(shown)
-        self._gauges.by_worker[shown] = link.gauges
-        self._gauges.pairs_by_worker[shown] = pair_counts(link.status)
+        self._gauges.tell(shown, link.gauges, pair_counts(link.status), histograms(link.status))
         self._tell()
 
     def _tell(self) -> None:

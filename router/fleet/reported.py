@@ -1,15 +1,32 @@
 """What a worker's answers to Status mean to whoever places requests, and to whoever counts them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from triptych.journey import Role
+from triptych.metrics import PREFIX, WORKER_HISTOGRAMS, BucketCounts
+from triptych.pb import worker_pb2
 from triptych.router.fleet.link import WorkerLink
+
+_NUM_COUNTS = {metric.name.removeprefix(PREFIX): len(metric.buckets) + 1 for metric in WORKER_HISTOGRAMS}
 
 
 def tier(link: WorkerLink) -> str:
+    return tier_of(link.roles)
+
+
+def tier_of(roles: Collection[str]) -> str:
     """As Dynamo has its `worker_type`; what has some of the roles names them."""
-    return "aggregated" if link.roles >= set(Role) else "+".join(sorted(link.roles))
+    return "aggregated" if set(roles) >= set(Role) else "+".join(sorted(roles))
+
+
+def histograms(status: worker_pb2.StatusReply) -> dict[str, BucketCounts]:
+    """By name; those of another version's buckets are left out."""
+    return {
+        each.name: BucketCounts(tuple(each.counts), each.total)
+        for each in status.histograms
+        if len(each.counts) == _NUM_COUNTS.get(each.name)
+    }
 
 
 def load(role: Role, gauges: Mapping[str, float]) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from triptych.engine.encoder_graphs import SCRATCH_UNITS, BlockGraphs
 from triptych.engine.encoder_loop import EncoderEngine
 from triptych.engine.encoder_preprocess import preprocess_threads
 from triptych.journey import Modality, RequestId, Role
+from triptych.metrics import BucketCounts
 from triptych.models.base import VisionTower
 from triptych.models.loading import load_tower
 from triptych.services.encoder.decoding import choose_decoder
@@ -69,6 +70,9 @@ class EncoderWorker(RoleWorker):
 
     def gauges(self) -> Mapping[str, float]:
         return {**self.engine.snapshot(), **self._decoder.gauges()}
+
+    def histograms(self) -> Mapping[str, BucketCounts]:
+        return self.engine.histograms()
 
     def turn_seconds(self) -> float:
         return self.engine.turn_seconds()

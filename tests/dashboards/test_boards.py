@@ -17,7 +17,14 @@ from tools.dashboards.boards import BOARDS
 from tools.dashboards.build import dashboard_json
 from tools.dashboards.panel import Panel, Query
 from tools.dashboards.promql import series
-from triptych.metrics import DERIVED_METRICS, PAIR_METRICS, ROUTER_METRICS, SLO_METRICS, WORKER_GAUGES
+from triptych.metrics import (
+    DERIVED_METRICS,
+    PAIR_METRICS,
+    ROUTER_METRICS,
+    SLO_METRICS,
+    WORKER_GAUGES,
+    WORKER_HISTOGRAMS,
+)
 
 PROVISIONING = Path(__file__).parents[2] / "deploy" / "grafana" / "provisioning"
 
@@ -96,6 +103,19 @@ def test_a_panel_without_words_or_with_a_name_that_is_none_is_refused() -> None:
         series("kv_blocks", stage="encode")
 
 
+def test_a_panel_with_more_queries_than_are_drawn_is_refused() -> None:
+    queries = tuple(Query(str(number), "") for number in range(9))
+    with pytest.raises(ValueError, match="'Full' has 9 queries, at most 8"):
+        Panel("Full", "Read it.", "Do it.", "short", queries)
+    assert Panel("Full", "Read it.", "Do it.", "short", queries[:8]).queries == queries[:8]
+
+
+def test_every_query_of_a_panel_is_drawn() -> None:
+    told = [(panel.title, len(panel.queries)) for board in BOARDS for row in board.rows for panel in row.panels]
+    drawn = [(panel["title"], len(panel["targets"])) for board in BOARDS for panel in panels(boards()[board.uid])]
+    assert drawn == told
+
+
 def test_queries_use_only_variables_that_their_board_has() -> None:
     for board in boards().values():
         known = {each["name"] for each in board["templating"]["list"]} | {"__rate_interval", "__range"}
@@ -110,7 +130,8 @@ def test_rates_are_taken_of_counters_alone() -> None:
     rated = {name for expr in exprs for name in re.findall(r"(?:rate|increase)\((\w[\w:]*)\{", expr)}
     counters = {each.name for each in (*ROUTER_METRICS, *SLO_METRICS, *DERIVED_METRICS) if each.kind == "counter"}
     counters |= {each.exposed_name for each in WORKER_GAUGES if each.kind == "counter"}
-    histograms = {each.name for each in (*ROUTER_METRICS, *PAIR_METRICS) if each.kind == "histogram"}
+    listed = (*ROUTER_METRICS, *WORKER_HISTOGRAMS, *PAIR_METRICS)
+    histograms = {each.name for each in listed if each.kind == "histogram"}
     counters |= {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
     assert rated
     assert sorted(rated - counters) == []

@@ -8,10 +8,16 @@ from tests.engine_encoder.rig import OWNER, Front, Rig, picture, running
 from triptych.config import MIB, EncoderSettings, TransferSettings
 from triptych.engine.encoder_loop import EncoderEngine
 from triptych.errors import ConfigError, InvalidMedia
-from triptych.journey import Modality
+from triptych.journey import Grid, Modality
+from triptych.metrics import PREFIX, WORKER_HISTOGRAMS, BucketCounter
 from triptych.models.base import VisionTower
 from triptych.models.card import ModelCard
 from triptych.services.encoder.prepare import Preparer
+
+
+def rows_of(grid: Grid) -> int:
+    """The embedded model merges two by two patches."""
+    return grid.patches // 4
 
 
 def test_batches_keep_to_the_budgets_not_to_the_settings(
@@ -31,6 +37,17 @@ def test_batches_keep_to_the_budgets_not_to_the_settings(
         rig.engine.start()
         assert all(wish.ref for wish in wishes)
         assert max(len(batch) for batch in front.batches) == 3
+        told = rig.engine.histograms()
+        wanted = {
+            "encoder_mm_items_per_batch": [len(batch) for batch in front.batches],
+            "encoder_rows_per_batch": [sum(map(rows_of, batch)) for batch in front.batches],
+        }
+        for metric in WORKER_HISTOGRAMS:
+            counter = BucketCounter(metric.buckets)
+            for size in wanted.pop(metric.name.removeprefix(PREFIX)):
+                counter.add(size)
+            assert told[metric.name.removeprefix(PREFIX)] == counter.counts
+        assert wanted == {}
     finally:
         rig.engine.stop()
         rig.slab.close()
@@ -65,3 +82,5 @@ def test_rows_copied_from_the_host_do_not_count_as_encoded(
             rig.release([rig.wish(data)])
         assert rig.gauge("host_promotions_total") > 0
         assert rig.gauge("items_encoded_total") == front.items_encoded == len(pictures)
+        batches = rig.engine.histograms()["encoder_mm_items_per_batch"]
+        assert (sum(batches.counts), batches.total) == (len(front.batches), len(pictures))

@@ -18,10 +18,16 @@ from triptych.metrics import (
     SLO_METRICS,
     SLO_RATIO_METRICS,
     WORKER_GAUGES,
+    WORKER_HISTOGRAMS,
+    BucketCounter,
     RouterMetrics,
 )
+from triptych.metrics.metric import BATCH_ITEMS_BUCKETS
 
-EVERY = (*ROUTER_METRICS, *SLO_METRICS, *SLO_RATIO_METRICS, *DERIVED_METRICS, *PAIR_METRICS)
+EVERY = (
+    *(*ROUTER_METRICS, *SLO_METRICS, *SLO_RATIO_METRICS),
+    *(*WORKER_HISTOGRAMS, *DERIVED_METRICS, *PAIR_METRICS),
+)
 
 
 def samples(text: bytes) -> dict[str, float]:
@@ -94,6 +100,24 @@ def test_what_only_rises_at_a_worker_is_a_counter_and_shares_are_made_of_it() ->
     assert found["triptych:num_preemptions_total{worker_id=w,worker_type=decode}"] == 3
     assert "w" not in metrics.expose_routers().decode().replace("worker", "").split('"')
     assert samples(metrics.expose_worker("other")) == {}
+
+
+def test_what_workers_count_by_size_is_exposed_as_prometheus_has_it() -> None:
+    metrics = RouterMetrics()
+    counter = BucketCounter(BATCH_ITEMS_BUCKETS)
+    for items in (1, 2, 3, 4, 65):
+        counter.add(items)
+    told = {"encoder_mm_items_per_batch": counter.counts}
+    metrics.worker_gauges.tell(("w", "encode"), {}, histograms=told)
+    metrics.worker_gauges.tell(("v", "encode"), {})
+    found = samples(metrics.expose())
+    name, labels = "triptych:encoder_mm_items_per_batch", "worker_id=w,worker_type=encode"
+    by_bucket = {le: found[f"{name}_bucket{{le={le},{labels}}}"] for le in ("1.0", "2.0", "4.0", "64.0", "+Inf")}
+    assert by_bucket == {"1.0": 1, "2.0": 2, "4.0": 4, "64.0": 4, "+Inf": 5}
+    assert (found[f"{name}_count{{{labels}}}"], found[f"{name}_sum{{{labels}}}"]) == (5, 75)
+    assert not any("worker_id=v" in each for each in found)
+    metrics.worker_gauges.forget(("w", "encode"))
+    assert not any(each.startswith(name) for each in samples(metrics.expose()))
 
 
 _ONE_ROUTER = """

@@ -8,13 +8,17 @@ from triptych.metrics import (
     SLO_METRICS,
     SLO_RATIO_METRICS,
     WORKER_GAUGES,
+    WORKER_HISTOGRAMS,
     WORKER_LABELS,
 )
 
 _LABELS = {
     **{
         each.name.removeprefix(PREFIX): each.labels
-        for each in (*ROUTER_METRICS, *SLO_METRICS, *SLO_RATIO_METRICS, *DERIVED_METRICS, *PAIR_METRICS)
+        for each in (
+            *(*ROUTER_METRICS, *SLO_METRICS, *SLO_RATIO_METRICS),
+            *(*WORKER_HISTOGRAMS, *DERIVED_METRICS, *PAIR_METRICS),
+        )
     },
     **{each.exposed_name.removeprefix(PREFIX): WORKER_LABELS for each in WORKER_GAUGES},
 }

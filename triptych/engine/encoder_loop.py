@@ -11,7 +11,7 @@ whatever thread ends them: a release, a cancel, the lease sweeper.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from triptych.config import EncoderSettings, TransferSettings
@@ -19,6 +19,7 @@ from triptych.engine.cache_control import CacheAction, CacheFound
 from triptych.engine.callbacks import CallbackThread
 from triptych.engine.device_errors import DeviceLost
 from triptych.engine.embedding_store import EmbeddingStore
+from triptych.engine.encoder_batches import BatchFigures
 from triptych.engine.encoder_budgets import EncoderBudgets
 from triptych.engine.encoder_flights import Flight, Phase
 from triptych.engine.encoder_grants import Grant, Grants, RefMaker
@@ -32,7 +33,7 @@ from triptych.engine.host_tier import HostTier
 from triptych.engine.turn_clock import TurnClock
 from triptych.errors import ConfigError, InternalError, Overloaded, TriptychError, WorkerLost
 from triptych.journey import Endpoint, RequestId
-from triptych.metrics import WORKER_GAUGES
+from triptych.metrics import WORKER_GAUGES, BucketCounts
 from triptych.models.base import VisionTower
 from triptych.transfer.leases import LeaseTable
 from triptych.transfer.slab import Slab
@@ -81,6 +82,7 @@ class EncoderEngine:
         self._refusal: TriptychError | None = None  # set once nothing more is taken on
         self._items_encoded = 0
         self._encode_seconds = 0.0
+        self._batches = BatchFigures()
         self._clock = TurnClock()
         self._callbacks = CallbackThread("encoder-callbacks")
         self._loop = threading.Thread(target=self._run, name="encoder", daemon=True)
@@ -153,6 +155,11 @@ class EncoderEngine:
                 }
             )
         return {name: float(value) for name, value in gauges.items()}
+
+    def histograms(self) -> Mapping[str, BucketCounts]:
+        """By their names in metrics.WORKER_HISTOGRAMS."""
+        with self._changed:
+            return self._batches.counts()
 
     def turn_seconds(self) -> float:
         """For how long the batch has been encoded that is; 0 while there is none."""
@@ -266,6 +273,7 @@ class EncoderEngine:
         with self._changed:
             ended = time.monotonic()
             self._encode_seconds += ended - began
+            self._batches.encoded([flight.item.rows for flight in batch.flights if flight.entry.host is None])
             for flight, outcome in zip(batch.flights, outcomes, strict=True):
                 flight.encode = (began, ended)
                 if isinstance(outcome, TriptychError):

@@ -5,6 +5,7 @@ SGLang's stems; tier labels follow Dynamo's `worker_type`. No id of a request, U
 """
 
 from triptych.metrics.books import FOLDER_VARIABLE, RouterMetrics
+from triptych.metrics.bucket_counts import BucketCounter, BucketCounts
 from triptych.metrics.metric import (
     COPY_BYTES_BUCKETS,
     COPY_SECONDS_BUCKETS,
@@ -15,7 +16,7 @@ from triptych.metrics.metric import (
 )
 from triptych.metrics.of_routers import ROUTER_METRICS
 from triptych.metrics.of_slos import BUDGET_WINDOW, SLO_METRICS, SLO_RATIO_METRICS, WINDOWS
-from triptych.metrics.of_workers import DERIVED_METRICS, PAIR_METRICS, WORKER_GAUGES, WORKER_LABELS
+from triptych.metrics.of_workers import DERIVED_METRICS, PAIR_METRICS, WORKER_GAUGES, WORKER_HISTOGRAMS, WORKER_LABELS
 from triptych.metrics.worker_gauges import PairCounts, WorkerGauges
 
 __all__ = [
@@ -32,7 +33,10 @@ __all__ = [
     "SLO_RATIO_METRICS",
     "WINDOWS",
     "WORKER_GAUGES",
+    "WORKER_HISTOGRAMS",
     "WORKER_LABELS",
+    "BucketCounter",
+    "BucketCounts",
     "Metric",
     "PairCounts",
     "RouterMetrics",

@@ -20,6 +20,8 @@ LATENCY_BUCKETS = (
 )
 STAGE_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 COUNT_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
+BATCH_ITEMS_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+BATCH_ROWS_BUCKETS = tuple(float(4**power) for power in range(2, 9))  # 16 to 65,536
 TOKEN_BUCKETS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))[:16]  # 1 to 100,000
 COPY_SECONDS_BUCKETS = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),

@@ -4,6 +4,8 @@ Whatever only ever rises is a counter, as long as its worker lives; a restarted 
 """
 
 from triptych.metrics.metric import (
+    BATCH_ITEMS_BUCKETS,
+    BATCH_ROWS_BUCKETS,
     COPY_BYTES_BUCKETS,
     COPY_SECONDS_BUCKETS,
     PREFIX,
@@ -121,6 +123,18 @@ WORKER_GAUGES = (
 )
 
 WORKER_LABELS = ("worker_id", "worker_type")
+
+# What StatusReply.histograms may hold, by name without the prefix.
+WORKER_HISTOGRAMS = (
+    Metric(
+        *(PREFIX + "encoder_mm_items_per_batch", "histogram", "Items of one batch of the vision tower"),
+        *(WORKER_LABELS, BATCH_ITEMS_BUCKETS),
+    ),
+    Metric(
+        *(PREFIX + "encoder_rows_per_batch", "histogram", "Embedding rows that one batch of the vision tower makes"),
+        *(WORKER_LABELS, BATCH_ROWS_BUCKETS),
+    ),
+)
 
 # Made of the above, worker by worker.
 DERIVED_METRICS = (

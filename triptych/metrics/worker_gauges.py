@@ -9,13 +9,15 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from triptych.metrics.metric import COPY_BYTES_BUCKETS, COPY_SECONDS_BUCKETS
+from triptych.metrics.bucket_counts import BucketCounts
+from triptych.metrics.metric import COPY_BYTES_BUCKETS, COPY_SECONDS_BUCKETS, PREFIX
 from triptych.metrics.of_workers import (
     COPY_BYTES_METRIC,
     COPY_SECONDS_METRIC,
     DERIVED_METRICS,
     PAIR_METRIC,
     WORKER_GAUGES,
+    WORKER_HISTOGRAMS,
     WORKER_LABELS,
 )
 
@@ -45,6 +47,24 @@ class WorkerGauges(Collector):
     def __init__(self) -> None:
         self.by_worker: dict[Worker, Mapping[str, float]] = {}
         self.pairs_by_worker: dict[Worker, Sequence[PairCounts]] = {}
+        self.histograms_by_worker: dict[Worker, Mapping[str, BucketCounts]] = {}
+
+    def tell(
+        self,
+        worker: Worker,
+        gauges: Mapping[str, float],
+        pairs: Sequence[PairCounts] = (),
+        histograms: Mapping[str, BucketCounts] | None = None,
+    ) -> None:
+        """What the worker has told last."""
+        self.by_worker[worker] = gauges
+        self.pairs_by_worker[worker] = pairs
+        self.histograms_by_worker[worker] = histograms or {}
+
+    def forget(self, worker: Worker) -> None:
+        """Nothing is told of it any more."""
+        for told in (self.by_worker, self.pairs_by_worker, self.histograms_by_worker):
+            told.pop(worker, None)
 
     def collect(self, worker_id: str | None = None) -> Iterator[Family]:
         """worker_id: whose alone; None: of all"""
@@ -56,7 +76,17 @@ class WorkerGauges(Collector):
         for each in DERIVED_METRICS:
             values = {worker: found[each.name] for worker, found in derived.items() if each.name in found}
             yield _family(each.kind, each.name, each.help, values)
+        yield from self._histograms(worker_id)
         yield from self._pairs(worker_id)
+
+    def _histograms(self, worker_id: str | None) -> Iterator[Family]:
+        for metric in WORKER_HISTOGRAMS:
+            family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+            for worker, histograms in self.histograms_by_worker.items():
+                found = histograms.get(metric.name.removeprefix(PREFIX))
+                if found is not None and worker_id in (None, worker[0]):
+                    family.add_metric(worker, _cumulative(metric.buckets, found.counts), found.total)
+            yield family
 
     def _pairs(self, worker_id: str | None) -> Iterator[Family]:
         neighbours = GaugeMetricFamily(PAIR_METRIC.name, PAIR_METRIC.help, labels=PAIR_METRIC.labels)

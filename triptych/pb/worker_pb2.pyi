@@ -237,8 +237,18 @@ class TransferCopies(_message.Message):
     num_bytes: int
     def __init__(self, owner_role: _Optional[str] = ..., consumer_role: _Optional[str] = ..., transport: _Optional[str] = ..., by_seconds: _Optional[_Iterable[int]] = ..., by_bytes: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
+class Histogram(_message.Message):
+    __slots__ = ("name", "counts", "total")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    total: float
+    def __init__(self, name: _Optional[str] = ..., counts: _Optional[_Iterable[int]] = ..., total: _Optional[float] = ...) -> None: ...
+
 class StatusReply(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "roles", "state", "model_fingerprint", "device", "gauges", "idle", "violation", "probe_readable", "probe_reason", "host_id", "pid", "max_model_len", "block_size", "kv_blocks", "max_item_tokens", "protocol", "paths", "copies")
+    __slots__ = ("worker_id", "incarnation", "roles", "state", "model_fingerprint", "device", "gauges", "idle", "violation", "probe_readable", "probe_reason", "host_id", "pid", "max_model_len", "block_size", "kv_blocks", "max_item_tokens", "protocol", "paths", "copies", "histograms")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +269,7 @@ class StatusReply(_message.Message):
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PATHS_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
+    HISTOGRAMS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     roles: _containers.RepeatedScalarFieldContainer[str]
@@ -279,4 +290,5 @@ class StatusReply(_message.Message):
     protocol: int
     paths: _containers.RepeatedCompositeFieldContainer[TransferPath]
     copies: _containers.RepeatedCompositeFieldContainer[TransferCopies]
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., roles: _Optional[_Iterable[str]] = ..., state: _Optional[str] = ..., model_fingerprint: _Optional[bytes] = ..., device: _Optional[str] = ..., gauges: _Optional[_Iterable[_Union[Gauge, _Mapping]]] = ..., idle: bool = ..., violation: _Optional[str] = ..., probe_readable: bool = ..., probe_reason: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., max_item_tokens: _Optional[int] = ..., protocol: _Optional[int] = ..., paths: _Optional[_Iterable[_Union[TransferPath, _Mapping]]] = ..., copies: _Optional[_Iterable[_Union[TransferCopies, _Mapping]]] = ...) -> None: ...
+    histograms: _containers.RepeatedCompositeFieldContainer[Histogram]
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., roles: _Optional[_Iterable[str]] = ..., state: _Optional[str] = ..., model_fingerprint: _Optional[bytes] = ..., device: _Optional[str] = ..., gauges: _Optional[_Iterable[_Union[Gauge, _Mapping]]] = ..., idle: bool = ..., violation: _Optional[str] = ..., probe_readable: bool = ..., probe_reason: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., max_model_len: _Optional[int] = ..., block_size: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., max_item_tokens: _Optional[int] = ..., protocol: _Optional[int] = ..., paths: _Optional[_Iterable[_Union[TransferPath, _Mapping]]] = ..., copies: _Optional[_Iterable[_Union[TransferCopies, _Mapping]]] = ..., histograms: _Optional[_Iterable[_Union[Histogram, _Mapping]]] = ...) -> None: ...

@@ -1,9 +1,18 @@
 """What workers tell of their paths becomes metrics, JSON and lines on a terminal."""
 
 from triptych.client import path_lines
-from triptych.metrics import COPY_BYTES_BUCKETS, COPY_SECONDS_BUCKETS, RouterMetrics, WorkerGauges
+from triptych.metrics import (
+    COPY_BYTES_BUCKETS,
+    COPY_SECONDS_BUCKETS,
+    PREFIX,
+    WORKER_HISTOGRAMS,
+    BucketCounts,
+    RouterMetrics,
+    WorkerGauges,
+)
 from triptych.pb import worker_pb2
 from triptych.router.fleet.pairs import describe_paths, pair_counts
+from triptych.router.fleet.reported import histograms
 
 ROLES = {"owner_role": "encode", "consumer_role": "prefill"}
 LABELS = 'consumer_role="prefill",owner_role="encode",transport="nixl",worker_id="w",worker_type="prefill"'
@@ -48,6 +57,15 @@ def test_copies_become_cumulative_histograms_of_seconds_and_bytes() -> None:
 def test_histograms_of_another_version_are_left_out_and_its_paths_kept() -> None:
     told = exposed(status_of("nixl", by_seconds=[1, 2], by_bytes=[3], seconds=1.0, num_bytes=5))
     assert list(told) == [f"triptych:transfer_pair_info{{{LABELS}}}"]
+
+
+def test_a_workers_histograms_are_taken_by_name_and_those_of_another_version_left_out() -> None:
+    sizes = {metric.name.removeprefix(PREFIX): len(metric.buckets) + 1 for metric in WORKER_HISTOGRAMS}
+    told = [worker_pb2.Histogram(name=name, counts=range(size), total=2.5) for name, size in sizes.items()]
+    strange = [worker_pb2.Histogram(name="later", counts=[1]), worker_pb2.Histogram(name=min(sizes), counts=[1, 2])]
+    found = histograms(worker_pb2.StatusReply(histograms=told))
+    assert found == {name: BucketCounts(tuple(range(size)), 2.5) for name, size in sizes.items()}
+    assert histograms(worker_pb2.StatusReply(histograms=strange)) == {}
 
 
 def test_a_terminal_shows_the_path_and_why_no_nearer_one() -> None:

@@ -1,7 +1,7 @@
 """Encoders, and the way of their rows to prefill workers."""
 
 from tools.dashboards.panel import Kind, Limits, Panel, Query, Row
-from tools.dashboards.promql import WINDOW, percentiles, quantile, rate, series, share, total
+from tools.dashboards.promql import WINDOW, mean, percentiles, quantile, rate, series, share, total
 from tools.dashboards.rows.stages import stage_seconds
 
 ENCODER = Row(
@@ -68,6 +68,18 @@ ENCODER = Row(
                 Query(rate("encoder_preprocess_busy_seconds_total", "worker_id"), "{{worker_id}} threads"),
             ),
             limits=Limits(0.8, 0.95),
+        ),
+        Panel(
+            "Batch size",
+            "Items that went through the vision tower together, and the rows they made: median and p90.",
+            "Near 1 item behind a queue: images too large to share a batch; `encoder.max_encoder_tokens_per_batch`.",
+            "short",
+            (
+                *(Query(quantile(each, "encoder_mm_items_per_batch"), f"items p{each * 100:g}") for each in (0.5, 0.9)),
+                Query(mean("encoder_mm_items_per_batch"), "items mean"),
+                *(Query(quantile(each, "encoder_rows_per_batch"), f"rows p{each * 100:g}") for each in (0.5, 0.9)),
+                Query(mean("encoder_rows_per_batch"), "rows mean"),
+            ),
         ),
         Panel(
             "Patches a batch",
