@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, Request
 
 from triptych.errors import HeadTooLarge, MalformedRequest, TooManyConnections, TriptychError
 from triptych.metrics import RouterMetrics
-from triptych.router.edge.failures import error_body, error_headers
+from triptych.router.edge.failures import count_failure, error_body, error_headers
 
 _EXTENSION = "triptych.chunks"
 FLAW_KEY = "triptych.flaw"  # in a scope's state: an error that the edge is to answer with
@@ -108,14 +108,13 @@ class Connection(H11Protocol):
         if getattr(self.conn._reader, "_bytes_in_chunk", 0) > _LONGEST_CHUNK:  # h11 takes 20 digits, and would wait
             self._refuse_chunk()
 
-    def malformed(self) -> None:
-        """Called for each request that is no HTTP."""
+    def refused(self, error: TriptychError) -> None:
+        """Called for whatever is refused before it is a request: what is no HTTP, and who is one too many."""
 
     def send_400_response(self, msg: str) -> None:
         """Of uvicorn, for what h11 refuses; called while its reason is being handled."""
         reason = sys.exception()
         status = reason.error_status_hint if isinstance(reason, h11.RemoteProtocolError) else 400
-        self.malformed()
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:  # the rest of a request that is being answered
             cycle.disconnected = True
@@ -177,6 +176,7 @@ class Connection(H11Protocol):
 
     def _refuse(self, status: int, error: TriptychError) -> None:
         """Answers what never became a request, and parts."""
+        self.refused(error)
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps(error_body(error)).encode()
             told = {
@@ -261,7 +261,7 @@ def connection_class(most: int, metrics: RouterMetrics) -> type[Connection]:
     class ServerConnection(Connection):
         most_connections = most
 
-        def malformed(self) -> None:
-            metrics.count("triptych:rejected_requests_total", reason="malformed")
+        def refused(self, error: TriptychError) -> None:
+            count_failure(metrics, error)
 
     return ServerConnection

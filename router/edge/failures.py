@@ -6,21 +6,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from triptych.errors import (
+    BodyTooLarge,
     ClaimExpired,
     ClusterError,
     FingerprintMismatch,
+    HeadTooLarge,
     InternalError,
     InvalidMedia,
     InvalidRecord,
     LayoutMismatch,
+    MalformedRequest,
     Overloaded,
     PermissionDenied,
     RateLimited,
+    TooManyConnections,
     TransferFailed,
     TriptychError,
     Unauthorized,
     WorkerLost,
 )
+from triptych.metrics import RouterMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +34,26 @@ _LONGEST_RETRY_AFTER_SECONDS = 60  # clients that are told more give up, or come
 
 # Their messages speak of addresses, paths and digests inside the cluster.
 _INSIDE = (ClaimExpired, FingerprintMismatch, LayoutMismatch, TransferFailed, WorkerLost)
+
+# Why a request was refused at the door, by the class of its error.
+_REASONS: Mapping[type[TriptychError], str] = {
+    Unauthorized: "key",
+    PermissionDenied: "role",
+    RateLimited: "limit",
+    BodyTooLarge: "body",
+    HeadTooLarge: "head",
+    MalformedRequest: "malformed",
+    TooManyConnections: "connections",
+    Overloaded: "overload",
+}
+
+
+def count_failure(metrics: RouterMetrics, error: TriptychError) -> None:
+    """Of a request, or of what never became one."""
+    metrics.count("triptych:request_errors_total", error=type(error).__name__)
+    reason = _REASONS.get(type(error))
+    if reason is not None:
+        metrics.count("triptych:rejected_requests_total", reason=reason)
 
 
 def error_body(error: TriptychError) -> dict[str, Any]:

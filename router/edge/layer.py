@@ -17,20 +17,17 @@ from triptych.errors import (
     HeadTooLarge,
     InternalError,
     MalformedRequest,
-    Overloaded,
     PermissionDenied,
-    RateLimited,
     Stopping,
     TooManyConnections,
     TriptychError,
-    Unauthorized,
 )
 from triptych.logs import about
 from triptych.metrics import RouterMetrics
 from triptych.router.edge.account import Account
 from triptych.router.edge.auth import Key
 from triptych.router.edge.connection import FLAW_KEY
-from triptych.router.edge.failures import error_body, error_headers, log_failure
+from triptych.router.edge.failures import count_failure, error_body, error_headers, log_failure
 from triptych.router.edge.gate import Gate
 from triptych.router.edge.limits import Meter
 from triptych.router.observe import service_levels
@@ -55,17 +52,6 @@ _COUNTED = frozenset(
 
 _GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 
-# Why a request was refused at the door, by the class of its error.
-_REASONS: Mapping[type[TriptychError], str] = {
-    Unauthorized: "key",
-    PermissionDenied: "role",
-    RateLimited: "limit",
-    BodyTooLarge: "body",
-    HeadTooLarge: "head",
-    MalformedRequest: "malformed",
-    TooManyConnections: "connections",
-    Overloaded: "overload",
-}
 _CLOSING = (BodyTooLarge, HeadTooLarge, MalformedRequest, TooManyConnections)
 
 
@@ -86,12 +72,6 @@ class Edge:
     def count(self, path: str, status: int) -> None:
         endpoint = path if path in _COUNTED else "other"
         self.metrics.count("triptych:requests_total", endpoint=endpoint, status=f"{status // 100}xx")
-
-    def count_error(self, error: TriptychError) -> None:
-        self.metrics.count("triptych:request_errors_total", error=type(error).__name__)
-        reason = _REASONS.get(type(error))
-        if reason is not None:
-            self.metrics.count("triptych:rejected_requests_total", reason=reason)
 
 
 class _Exchange:
@@ -181,7 +161,7 @@ class _Exchange:
 
     async def _fail(self, error: TriptychError) -> None:
         self._account.error = type(error).__name__
-        self._edge.count_error(error)
+        count_failure(self._edge.metrics, error)
         if self._status:
             raise error  # nothing can be added to a response; the server breaks the connection
         log_failure(self._id, error)

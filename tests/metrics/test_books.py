@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tools.metrics_page import PAGE, page
+from triptych.config import RouterSettings
 from triptych.metrics import (
     DERIVED_METRICS,
     PAIR_METRICS,
@@ -22,7 +24,7 @@ from triptych.metrics import (
     BucketCounter,
     RouterMetrics,
 )
-from triptych.metrics.metric import BATCH_ITEMS_BUCKETS
+from triptych.metrics.metric import BATCH_ITEMS_BUCKETS, STAGE_BUCKETS
 
 EVERY = (
     *(*ROUTER_METRICS, *SLO_METRICS, *SLO_RATIO_METRICS),
@@ -47,6 +49,18 @@ def test_names_are_said_once_and_say_their_kind_and_their_owner() -> None:
     assert [name for name in names if not name.startswith("triptych:")] == []
     forbidden = {"id", "request_id", "url", "digest", "tenant", "key", "trace_id"}
     assert [each.name for each in EVERY if forbidden & set(each.labels)] == []
+
+
+def test_seconds_of_stages_are_told_apart_up_to_the_longest_requests() -> None:
+    (whole,) = (each for each in ROUTER_METRICS if each.name == "triptych:e2e_request_latency_seconds")
+    stages = [each for each in ROUTER_METRICS if each.buckets == STAGE_BUCKETS]
+    assert "triptych:stage_duration_seconds" in [each.name for each in stages]
+    assert STAGE_BUCKETS[-1] == whole.buckets[-1]
+    assert max(later / sooner for sooner, later in pairwise(STAGE_BUCKETS)) <= 4
+    deadlines = RouterSettings()
+    for seconds in (deadlines.stage_timeout_seconds, deadlines.request_timeout_seconds):
+        assert seconds in STAGE_BUCKETS, "whoever ran into a deadline is told from whoever came close"
+    assert max(len(each.buckets) for each in ROUTER_METRICS) <= 22  # vLLM's for the first token: series for each stage
 
 
 def test_the_committed_page_is_what_is_generated() -> None:

@@ -37,7 +37,12 @@ def _of_items(name: str, help_: str) -> Metric:
 
 _HTTP = (
     _counter("requests_total", "HTTP requests, by endpoint and status class", "endpoint", "status"),
-    _counter("rejected_requests_total", "Requests refused at the door", "reason", reason=_REFUSALS),
+    _counter(
+        "rejected_requests_total",
+        "Requests refused at the door, connections among them that nobody listened to",
+        "reason",
+        reason=_REFUSALS,
+    ),
     Metric(PREFIX + "request_errors_total", "counter", "Failed requests by error class", ("error",), values=_ERRORS),
     _counter("usage_log_dropped_total", "Lines of the usage log lost to a slow disk"),
     _counter("request_log_dropped_total", "Lines of requests lost since they came faster than they can be written"),

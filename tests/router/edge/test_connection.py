@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from tests.metrics.test_books import samples
 from tests.router.serving import serving, until
 from triptych.models.card import ModelCard
 from triptych.router.edge.connection import MOST_HEADERS, Connection, chunk_way
@@ -250,6 +251,8 @@ async def test_what_is_no_http_gets_a_nested_error_and_the_connection_ends(
         assert answer.startswith(b"HTTP/1.1 %d " % status), answer
         assert nested_error(answer)["code"] == code
         assert (await served.client.get("/live")).status_code == 200
+        reason = "head" if status == 431 else "malformed"
+        assert samples(served.router.expose_metrics())[f"triptych:rejected_requests_total{{reason={reason}}}"] == 1
 
 
 async def test_a_client_that_uploads_far_too_much_reads_why_and_no_reset(card: ModelCard) -> None:
@@ -301,7 +304,11 @@ async def test_beyond_the_most_connections_requests_are_refused_and_probes_are_n
         probe = b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
         assert (await asked(port, probe)).startswith(b"HTTP/1.1 200")
         more = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        refused = "triptych:rejected_requests_total{reason=connections}"
+        assert samples(served.router.expose_metrics())[refused] == 1
         assert (await asked(port, probe)).startswith(b"HTTP/1.1 503")  # twice as many: nobody is listened to
+        found = samples(served.router.expose_metrics())
+        assert (found[refused], found["triptych:request_errors_total{error=TooManyConnections}"]) == (2, 2)
         for _, writer in idle + more:
             writer.close()
 
