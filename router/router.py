@@ -20,6 +20,7 @@ from triptych.router.edge.limit_books import LimitBooks
 from triptych.router.edge.turnstile import Turnstile
 from triptych.router.fleet.fleet import Fleet
 from triptych.router.fleet.link import KnownWorker
+from triptych.router.fleet.reported import tier_of
 from triptych.router.media.fetch import MediaFetcher
 from triptych.router.media.loader import MediaLoader
 from triptych.router.media.names import MediaNames, Names
@@ -35,6 +36,7 @@ from triptych.router.threads import WorkThreads
 
 logger = logging.getLogger(__name__)
 
+COMING = "coming"  # a worker's state, until the router has met it
 _LAST_SECONDS = 1.0  # for sets that have just ended
 
 
@@ -225,6 +227,10 @@ class Router:
     def refresh_metrics(self) -> None:
         """Gauges say how things stand now."""
         workers = sum((each.fleet.count_by_state() for each in self.sets.values()), Counter[tuple[str, str]]())
+        met = {link.worker_id for each in self.sets.values() for link in each.fleet.links}
+        workers.update((tier_of(roles), COMING) for name, (roles, _) in self.coming.items() if name not in met)
+        # Each set has a budget of its own: what matters is the one that runs out.
+        self.metrics.set("triptych:retry_budget", min(each.pipeline.retry_room for each in self.sets.values()))
         self.books.refresh(workers)
 
     async def _refresh(self) -> None:

@@ -71,6 +71,11 @@ class Pipeline:
             self._under_way.discard(request)
             shelf.close()
 
+    @property
+    def retry_room(self) -> float:
+        """Retries that its requests may make at once."""
+        return self._budget.room
+
     def give_up(self, error: TriptychError) -> None:
         """Ends whatever is under way with this error."""
         for request in list(self._under_way):

@@ -14,23 +14,23 @@ class RetryBudget:
 
     def __init__(self, metrics: RouterMetrics) -> None:
         self._metrics = metrics
-        self._set(MOST_CREDIT)
+        self._credit = MOST_CREDIT
+
+    @property
+    def room(self) -> float:
+        """Retries that may be made at once."""
+        return self._credit
 
     def earn(self) -> None:
         """A request has come in."""
-        if self._credit < MOST_CREDIT:
-            self._set(min(MOST_CREDIT, self._credit + CREDIT_PER_REQUEST))
+        self._credit = min(MOST_CREDIT, self._credit + CREDIT_PER_REQUEST)
 
     def spend(self, stage: str) -> bool:
         if self._credit < 1:
             return False
-        self._set(self._credit - 1)
+        self._credit -= 1
         self._metrics.count("triptych:retries_total", stage=stage)
         return True
-
-    def _set(self, credit: float) -> None:
-        self._credit = credit
-        self._metrics.set("triptych:retry_budget", credit)
 
 
 class Retries:

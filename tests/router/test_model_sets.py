@@ -5,12 +5,15 @@ import dataclasses
 
 import pytest
 
+from tests.metrics.test_books import samples
 from tests.router.loopback import LoopbackWorker
 from tests.router.pipeline.test_pipeline import TEXT, expected
 from tests.router.serving import Served, picture, serving, tiers, until
+from triptych.errors import WorkerLost
 from triptych.journey import Role
 from triptych.models.card import ModelCard
 from triptych.router.model_set import ModelSet
+from triptych.router.pipeline.retries import MOST_CREDIT
 
 pytestmark = pytest.mark.anyio
 
@@ -71,6 +74,25 @@ async def test_a_request_stays_with_the_set_it_has_begun_with_also_where_it_is_t
         ]
         assert {each["worker_id"]: each["set"] for each in told["workers"]}["d-2.2"] == 2
         assert 'worker_id="d-2.2"' in (await served.client.get("/metrics")).text
+
+
+async def test_room_for_retries_is_that_of_the_set_that_has_least(card: ModelCard) -> None:
+    async def room(served: Served) -> float:
+        found = samples((await served.client.get("/metrics")).content)
+        return found["triptych:retry_budget{}"]
+
+    async with serving(card, tiers(card, "e", "p", "d")) as served:
+        assert await room(served) == MOST_CREDIT
+        served.workers[1].fail_prefill.append(WorkerLost("as told"))
+        assert (await served.chat(max_tokens=2)).status_code == 200
+        assert await room(served) == MOST_CREDIT - 1
+        new = await second_set(served, card)
+        assert await room(served) == MOST_CREDIT - 1, "the new set has all of its own"
+        shift(served, new)
+        assert (await served.chat(max_tokens=2)).status_code == 200
+        assert await room(served) == MOST_CREDIT - 1
+        shift(served, new, keep_old=False)
+        assert await room(served) == MOST_CREDIT
 
 
 async def test_what_a_set_still_has_when_it_goes_fails_and_says_so(card: ModelCard) -> None:

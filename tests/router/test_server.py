@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.metrics.test_books import samples
 from tests.router.serving import QUICK, chat_body, tiers, until
 from triptych.config import RouterSettings, Settings
 from triptych.errors import ConfigError
@@ -70,6 +71,12 @@ def test_ready_says_how_far_workers_are_that_are_not_there_yet(card: ModelCard) 
         "encode": {"e": "starting: loads its libraries, for 3 s"},
         "prefill": silent,
         "decode": silent,
+    }
+    found = samples(httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).content)
+    workers = {name: count for name, count in found.items() if name.startswith("triptych:workers{")}
+    assert workers == {
+        "triptych:workers{state=coming,worker_type=encode}": 1,
+        "triptych:workers{state=unknown,worker_type=decode+prefill}": 1,
     }
     server.stop()
 

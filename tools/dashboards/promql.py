@@ -36,6 +36,10 @@ def largest(name: str, *by: str, **wanted: str) -> str:
     return f"{_over('max', by)}({series(name, **wanted)})"
 
 
+def smallest(name: str, *by: str, **wanted: str) -> str:
+    return f"{_over('min', by)}({series(name, **wanted)})"
+
+
 def rate(name: str, *by: str, suffix: str = "", **wanted: str) -> str:
     """Of a counter, a second."""
     return f"{_over('sum', by)}(rate({series(name, suffix, **wanted)}{WINDOW}))"

@@ -19,7 +19,7 @@ from triptych.cluster.pacing import Pace
 from triptych.cluster.reconcile import Action, Backoff, Desired, Drain, Start, State, reconcile
 from triptych.cluster.set_keeper import SetKeeper
 from triptych.cluster.sets import Sets, first_set
-from triptych.cluster.view import View
+from triptych.cluster.view import View, of_missing
 from triptych.config import Settings
 from triptych.errors import InvalidRequest
 
@@ -244,8 +244,7 @@ class Crew:
         workers = [member.view(now) for member in self._members.values()]
         for line in self.keeper.look(self._counts, workers, self._failures):
             self._say(line)
-        kept = self.keeper.sets.wanted
-        self._failures = {name: reason for name, reason in self._failures.items() if set_in(name) in kept}
+        self._failures = of_missing(self._failures, workers, self._counts, self.keeper.sets.wanted)
 
     def _decide(self) -> list[Action]:
         now = time.monotonic()

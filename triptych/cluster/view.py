@@ -1,7 +1,7 @@
 """What whoever keeps the workers tells of them: values, which may cross a process."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,25 @@ class WorkerView:
     state: State
     note: str = ""  # what is to be known beside the state
     address: WorkerAddress | None = None
+
+
+def of_missing(
+    failures: Mapping[str, str], workers: Sequence[WorkerView], counts: Mapping[str, int], sets: Collection[int]
+) -> dict[str, str]:
+    """Those failures whose workers are still wanted: their set stays, and others have not made up the number.
+
+    failures: why each failed, by id; counts: workers wanted, by group, in each of these sets
+    """
+    names = {each.worker_id for each in workers}  # it comes again, and may fail again
+    there = Counter(
+        (set_in(each.worker_id), each.group) for each in workers if each.state in (State.STARTING, State.READY)
+    )
+    return {
+        name: reason
+        for name, reason in failures.items()
+        if set_in(name) in sets
+        and (name in names or there[set_in(name), group_in(name)] < counts.get(group_in(name), 0))
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,14 +114,22 @@ _FAULTS = (
         values=_ERRORS | _ROLES,
     ),
     Metric(PREFIX + "retries_total", "counter", "Stages tried again", ("stage",), values=_ROLES),
-    Metric(PREFIX + "retry_budget", "gauge", "Retries that may be made at once"),
+    Metric(
+        *(PREFIX + "retry_budget", "gauge", "Retries that may be made at once, where there is least room for them"),
+        among_routers="livemin",
+    ),
     _counter(
         *("self_tests_total", "Self-tests of workers: passed, failed or wrong", "outcome"),
         outcome=frozenset({"passed", "failed", "wrong"}),
     ),
     _counter("worker_links_lost_total", "Workers that a router lost; each of several counts its own", "worker_type"),
     Metric(
-        *(PREFIX + "workers", "gauge", "Workers known, by tier and state", ("worker_type", "state")),
+        *(
+            PREFIX + "workers",
+            "gauge",
+            "Workers that there are or are to be, by tier and state",
+            ("worker_type", "state"),
+        ),
         among_routers="livemostrecent",  # all of them know the same
     ),
     Metric(

@@ -1,7 +1,7 @@
 """Workers that come and go, and what requests notice of it."""
 
 from tools.dashboards.panel import Kind, Limits, Panel, Query, Row
-from tools.dashboards.promql import counted, rate, series, share, total
+from tools.dashboards.promql import counted, rate, series, share, smallest, total
 
 _GENERATING = "~/v1/(chat/completions|completions|responses|messages)"  # endpoints of; probes are never tried again
 
@@ -10,8 +10,8 @@ FAULTS = Row(
     (
         Panel(
             "Workers by state",
-            "By tier, as routers know them. All should be `ready`.",
-            "`triptych status` names those that are not, and why. A tier without ready ones pages.",
+            "By tier, as routers know them; one that is to come is `coming`. All should be `ready`.",
+            "`triptych status` and `triptych scale` name those that are not, and why. A tier without ready ones pages.",
             "short",
             (Query(total("workers", "worker_type", "state"), "{{worker_type}} {{state}}"),),
             Kind.AREAS,
@@ -55,10 +55,10 @@ FAULTS = Row(
         ),
         Panel(
             "Room for retries",
-            "Retries that could be made at once.",
+            "Retries that could be made at once, where there is least room: each router has its own, for each model.",
             "At 0 errors reach clients: about one request in ten may be tried again, or retries would feed overloads.",
             "short",
-            (Query(total("retry_budget"), "room"),),
+            (Query(smallest("retry_budget"), "room"),),
             limits=Limits(5, 1),
         ),
         Panel(
