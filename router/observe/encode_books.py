@@ -4,7 +4,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from triptych.errors import TriptychError
+from triptych.errors import Cancelled, Draining, TriptychError
 from triptych.journey import Item
 from triptych.metrics import RouterMetrics
 from triptych.pb import encoder_pb2
@@ -38,6 +38,12 @@ class EncodeBooks:
         self._metrics.observe("triptych:encoder_request_e2e_latency_seconds", lasted, modality=modality)
         if not reply.cached:
             self._note(worker_id, item.digest)
+
+    def unanswered(self, items: Sequence[Item], error: TriptychError) -> None:
+        """An encoder's call has failed without a word of these items; one that drains has not begun with them."""
+        if not isinstance(error, Draining | Cancelled):
+            for item in items:
+                self._metrics.count("triptych:encoder_requests_total", modality=item.modality, status="failed")
 
     def failed(self, error: TriptychError) -> None:
         """An encoder's failure, whether or not another try mends it."""

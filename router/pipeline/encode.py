@@ -96,23 +96,31 @@ class EncodeStage:
         tokens = sum({item.digest: item.encoder_tokens for item in share}.values())
         booking = link.bookings[Role.ENCODE].add(tokens)
         self._tools.ask(Role.ENCODE, link)
+        told: set[int] = set()
         try:
-            await link.hold(self._call(link, share, booking))
+            await link.hold(self._call(link, share, booking, told))
         except TriptychError as error:
+            self._tools.encodes.unanswered([item for item in share if item.index not in told], error)
             if not error.retryable:  # whatever an item fails with for good comes by here, once
                 self._tools.encodes.failed(error)
             self._note(link, error)
         finally:
             booking.close()
 
-    async def _call(self, link: WorkerLink, share: Sequence[Item], booking: Booking) -> None:
+    async def _call(self, link: WorkerLink, share: Sequence[Item], booking: Booking, told: set[int]) -> None:
+        """told: gets the indexes of the items for whose want the encoder is not to blame any more"""
         call = link.calls.encode(timeout=self._tools.seconds_left())
         sent_at = time.perf_counter()
         await self._send(link, Outbox(call), share)
         booking.sent(self._tools.now())
         inbox = Inbox(call)
         while (ready := await inbox.receive()) is not None:
-            await self._take(link, ready.replies, sent_at)
+            told.update(reply.item_index for reply in ready.replies)
+            try:
+                await self._take(link, ready.replies, sent_at)
+            except TriptychError:  # of one item, or of whoever waits for the rows: the others are given up for its sake
+                told.update(item.index for item in share)
+                raise
 
     async def _send(self, link: WorkerLink, outbox: Outbox[encoder_pb2.EncodeRequest], share: Sequence[Item]) -> None:
         shelf, by_memfd = self._tools.shelf, link.media_by_memfd

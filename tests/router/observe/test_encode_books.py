@@ -3,6 +3,7 @@
 import pytest
 
 from tests.metrics.test_books import samples
+from triptych.errors import Draining, WorkerLost
 from triptych.journey import Grid, Item, Modality, Run
 from triptych.metrics import RouterMetrics
 from triptych.pb import common_pb2, encoder_pb2
@@ -42,6 +43,16 @@ def test_a_duplicate_is_what_another_worker_has_encoded_before() -> None:
         status: found[f"triptych:encoder_requests_total{{modality=image,status={status}}}"] for status in STATUSES
     }
     assert counts == {"encoded": 5, "cached": 1, "failed": 1}
+
+
+def test_whoever_drains_has_failed_nobody_and_whoever_dies_all_that_waited_for_it() -> None:
+    metrics = RouterMetrics()
+    books = EncodeBooks(metrics)
+    books.unanswered([item(1), item(2)], Draining("it goes"))
+    failed = "triptych:encoder_requests_total{modality=image,status=failed}"
+    assert samples(metrics.expose())[failed] == 0
+    books.unanswered([item(1), item(2)], WorkerLost("it is gone"))
+    assert samples(metrics.expose())[failed] == 2
 
 
 STATUSES = ("encoded", "cached", "failed")

@@ -35,6 +35,7 @@ LEVELS = SLOSettings(
 OF_GPUS = {"triptych:device_bytes"}
 # What a request is timed by, from the socket to its last token; the rest is what these leave, or is seldom asked for.
 MEASURED = [stage.name for stage in TIMED_STAGES if stage.name not in ("grammar", "turn", "wire", "router", "respond")]
+STATUSES = ("encoded", "cached", "failed")
 # Names of samples that a histogram has, by which it is told that something was observed.
 OBSERVED = "_count"
 
@@ -211,6 +212,25 @@ async def test_prometheus_is_told_one_target_for_routers_and_one_for_each_worker
         assert (await served.client.get("/metrics", params={"worker": "nobody"})).status_code == 404
 
 
+async def test_items_of_an_encode_call_that_fails_whole_have_failed_and_those_given_up_for_another_have_not(
+    card: ModelCard,
+) -> None:
+    async def failed(served: Served) -> float:
+        await until(lambda: served.router.running == 0)
+        found = samples(served.router.expose_metrics())
+        return found["triptych:encoder_requests_total{modality=image,status=failed}"]
+
+    three = [picture("red-circle.png"), picture("chart.png"), picture("tower.png")]
+    async with serving(card, tiers(card, "e", "pd")) as served:
+        encoder = served.workers[0]
+        encoder.fail_encode.append(WorkerLost("as told"))
+        assert (await served.chat(three, max_tokens=2)).status_code == 200
+        assert await failed(served) == 3
+        encoder.fail_item[1] = InvalidMedia("as told")
+        assert (await served.chat(three, max_tokens=2)).status_code == 400
+        assert await failed(served) == 4, "the third was given up for the second's sake"
+
+
 async def test_what_an_encoder_fails_with_is_counted_once_whether_or_not_another_try_mends_it(card: ModelCard) -> None:
     async with serving(card, tiers(card, "e", "pd")) as served:
         encoder = served.workers[0]
@@ -220,6 +240,8 @@ async def test_what_an_encoder_fails_with_is_counted_once_whether_or_not_another
         encoder.fail_encode.append(WorkerLost("as told"))
         assert (await served.chat([picture()], max_tokens=2)).status_code == 200
         found = samples(served.router.expose_metrics())
+    status = {each: found[f"triptych:encoder_requests_total{{modality=image,status={each}}}"] for each in STATUSES}
+    assert status == {"failed": 2, "encoded": 1, "cached": 0}
     for error in ("InvalidMedia", "WorkerLost"):
         assert found[f"triptych:stage_errors_total{{error={error},stage=encode}}"] == 1
     assert found["triptych:retries_total{stage=encode}"] == 1
