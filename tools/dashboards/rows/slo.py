@@ -32,7 +32,8 @@ SLO = Row(
         ),
         Panel(
             "Error budget left",
-            "What is left of the misses that the class's window allows: 100 % untouched, 0 % spent, below overdrawn.",
+            "What is left of the misses that the class's window allows: 100 % untouched, 0 % spent, below overdrawn. "
+            "Routers keep it in memory: after a restart it is whole again, and over weeks the burn rates tell better.",
             "Near 0 %, stop roll-outs and experiments; add workers to the slowest tier.",
             "percentunit",
             (Query(f"min by (slo) ({series('slo_error_budget_remaining_ratio')})", "{{slo}}"),),
