@@ -4,7 +4,8 @@ A request belongs to one set, from its prompt's first token to its answer's last
 each places, proves and retries among its own, so nothing that one model has computed is ever given to another.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from triptych.router.edge.caller import NOBODY, Caller
 from triptych.router.fleet.fleet import Fleet
 from triptych.router.fleet.link import KnownWorker
 from triptych.router.fleet.link_state import LinkState
+from triptych.router.fleet.reported import tier_of
 from triptych.router.media.loader import MediaLoader
 from triptych.router.observe.timeline import Timeline
 from triptych.router.pipeline.detokenize import Detokenizer
@@ -30,6 +32,7 @@ from triptych.router.tasks import Background
 from triptych.router.threads import WorkThreads
 from triptych.wire.membership import Membership
 
+COMING = "coming"  # a worker's state, until the router has met it
 _REFUSED = (LinkState.FAULTY, LinkState.UNFIT)
 
 FIRST = 1  # the number of the set that a server starts with
@@ -136,3 +139,13 @@ class ModelSet:
         """Its one picture is kept by whoever holds it, and counts in no budget."""
         with self._common.budget.holding() as holding:
             return await self.prepare(Chat.parse(body(self._common.name, salt)), holding, Timeline())
+
+
+def count_workers(
+    sets: Collection[ModelSet], coming: Mapping[str, tuple[Collection[str], str]]
+) -> Counter[tuple[str, str]]:
+    """By tier and state. coming: workers that the sets may not have met yet, by id, with their roles"""
+    counts = sum((each.fleet.count_by_state() for each in sets), Counter[tuple[str, str]]())
+    met = {link.worker_id for each in sets for link in each.fleet.links}
+    counts.update((tier_of(roles), COMING) for name, (roles, _) in coming.items() if name not in met)
+    return counts

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,11 +19,11 @@ from triptych.router.edge.limit_books import LimitBooks
 from triptych.router.edge.turnstile import Turnstile
 from triptych.router.fleet.fleet import Fleet
 from triptych.router.fleet.link import KnownWorker
-from triptych.router.fleet.reported import tier_of
+from triptych.router.media.errors import too_late
 from triptych.router.media.fetch import MediaFetcher
 from triptych.router.media.loader import MediaLoader
 from triptych.router.media.names import MediaNames, Names
-from triptych.router.model_set import FIRST, Common, ModelSet
+from triptych.router.model_set import FIRST, Common, ModelSet, count_workers
 from triptych.router.observe.recent import Entry, RecentRequests
 from triptych.router.observe.request_figures import RequestSeconds
 from triptych.router.observe.router_books import REFRESH_SECONDS, RouterBooks
@@ -36,7 +35,6 @@ from triptych.router.threads import WorkThreads
 
 logger = logging.getLogger(__name__)
 
-COMING = "coming"  # a worker's state, until the router has met it
 _LAST_SECONDS = 1.0  # for sets that have just ended
 
 
@@ -159,7 +157,9 @@ class Router:
             async with asyncio.timeout(seconds):
                 return await (model_set or self.serving).prepare(chat, holding, timeline, caller)
         except TimeoutError:
-            raise DeadlineExceeded("the request's images took too long to arrive") from None
+            if timeline.hosts_seconds > seconds / 2:
+                raise too_late(seconds) from None
+            raise DeadlineExceeded("the request took too long to be laid out") from None
 
     async def begin(
         self,
@@ -226,12 +226,9 @@ class Router:
 
     def refresh_metrics(self) -> None:
         """Gauges say how things stand now."""
-        workers = sum((each.fleet.count_by_state() for each in self.sets.values()), Counter[tuple[str, str]]())
-        met = {link.worker_id for each in self.sets.values() for link in each.fleet.links}
-        workers.update((tier_of(roles), COMING) for name, (roles, _) in self.coming.items() if name not in met)
         # Each set has a budget of its own: what matters is the one that runs out.
         self.metrics.set("triptych:retry_budget", min(each.pipeline.retry_room for each in self.sets.values()))
-        self.books.refresh(workers)
+        self.books.refresh(count_workers(self.sets.values(), self.coming))
 
     async def _refresh(self) -> None:
         """For the other routers of the server, any of which may be asked what all have to tell."""

@@ -63,7 +63,8 @@ the header `X-Triptych-SLO`, else its key does (`slo = "batch"` in the file of k
 that is no class is a 400.
 
 - **counted** are answers given to the end, and those that failed for the server's reasons, refusals for want of room
-  among them. What the client has to change, and what it left, counts nowhere.
+  among them. What the client has to change, what it left, and what would have been in time but for the hosts of its
+  images counts nowhere; neither does a connection that was refused before anything of it was read.
 - **attained**: within every limit. TTFT is from the head of the request to the router's having the first token, TPOT
   (last − first token) / (tokens − 1), the end is the last token.
 - **burn rate** of a window: share of misses / (1 − target). At 1 the budget lasts exactly its window. To page on 5 m

@@ -179,7 +179,7 @@ class Gate:
             caller.account.is_judged = True
         if ending.error is None:
             num_tokens = ending.usage.completion_tokens
-            levels.answered(caller.service_class, seconds.ttft, seconds.tpot, seconds.e2e, num_tokens)
+            levels.answered(caller.service_class, seconds.ttft, seconds.tpot, seconds.e2e, num_tokens, seconds.hosts)
         else:
             levels.failed(caller.service_class, ending.error)
 

@@ -1,6 +1,7 @@
 """The images of a request: from URLs to bytes, digests and header facts."""
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from triptych.router.api.messages import ImagePart, Message, images_of
 from triptych.router.edge.budget import Holding
 from triptych.router.media.data_uri import is_data_uri, read_data_uri
 from triptych.router.media.fetch import MediaFetcher
+from triptych.router.media.file_media import is_file_url
 from triptych.router.media.names import MediaNames, Named, Names, Namespace, named_otherwise
 from triptych.router.observe.timeline import Timeline
 from triptych.router.tasks import all_or_first_error
@@ -64,7 +66,7 @@ class MediaLoader:
         room = _Room(self._settings, holding)
         places = _places(parts, sent)
         with timeline.measure("fetch"):
-            data_by_place = await self._bytes(parts, sorted(set(places.values())), room, space[0])
+            data_by_place = await self._bytes(parts, sorted(set(places.values())), room, space[0], timeline)
         with timeline.measure("hash"):
             digest_by_place = {place: await _digest(data) for place, data in data_by_place.items()}
         by_digest: dict[bytes, Named] = {}
@@ -90,14 +92,14 @@ class MediaLoader:
         return _numbered(parts, found)
 
     async def _bytes(
-        self, parts: Sequence[ImagePart], places: Sequence[int], room: "_Room", tenant: str
+        self, parts: Sequence[ImagePart], places: Sequence[int], room: "_Room", tenant: str, timeline: Timeline
     ) -> dict[int, bytes]:
         """What every distinct URL holds, by the place of its first mention."""
         data_by_place: dict[int, bytes] = {}
 
         async def load(place: int) -> None:
             with _blaming(place, parts[place]):
-                data = data_by_place[place] = await self._load(parts[place].url, tenant)
+                data = data_by_place[place] = await self._load(parts[place].url, tenant, timeline)
                 room.take_bytes(len(data))
 
         if all(is_data_uri(parts[place].url) for place in places):  # nothing to wait for
@@ -107,10 +109,16 @@ class MediaLoader:
             await all_or_first_error(load(place) for place in places)
         return data_by_place
 
-    async def _load(self, url: str, tenant: str) -> bytes:
+    async def _load(self, url: str, tenant: str, timeline: Timeline) -> bytes:
         if is_data_uri(url):
             return await read_data_uri(url, self._settings.max_image_bytes)
-        return await self._fetcher.fetch(url, tenant)
+        if is_file_url(url):
+            return await self._fetcher.fetch(url, tenant)
+        began = time.perf_counter()
+        try:
+            return await self._fetcher.fetch(url, tenant)
+        finally:
+            timeline.host_answered(began)
 
     async def _header(self, data: bytes, room: "_Room") -> MediaHeader:
         header = await _sniffed(data)

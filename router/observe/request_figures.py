@@ -18,12 +18,14 @@ _ITEM_METRICS = {
 class RequestSeconds:
     """Of a request that has ended, each from what the router measured and the workers told.
 
+    hosts: that it waited for those of its images
     ttft: math.nan where no token came, as all that follow it
     """
 
     def __init__(self, request: Request) -> None:
         timeline = request.timeline
         self.stages: Mapping[str, float] = timeline.seconds
+        self.hosts = timeline.hosts_seconds
         ended_at = request.moments[-1][1] - timeline.started_at
         self.e2e = ended_at if request.has_ended else timeline.since_start()
         self.queue = sum(self.stages.get(stage, 0.0) for stage in _QUEUES)

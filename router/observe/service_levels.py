@@ -2,7 +2,8 @@
 
 What counts is what the server is to blame for: an answer that was given to the end is held against the limits, one that
 failed is a miss, also where it was refused for want of room. A request that its client has to change, or that the
-client left, counts nowhere.
+client left, counts nowhere; nor does one that would have been in time but for the hosts of its images, which the client
+has chosen.
 """
 
 import asyncio
@@ -44,10 +45,19 @@ class ServiceLevels:
         except ConfigError as error:
             raise InvalidRequest(f"{HEADER}: {error.message}") from None
 
-    def answered(self, name: str, ttft: float, tpot: float, e2e: float, num_tokens: int) -> None:
-        """An answer was given to the end, in so many seconds; num_tokens: of its output"""
+    def answered(
+        self, name: str, ttft: float, tpot: float, e2e: float, num_tokens: int, hosts_seconds: float = 0.0
+    ) -> None:
+        """An answer was given to the end, in so many seconds.
+
+        num_tokens: of its output; hosts_seconds: that the hosts of its images took, before the first token
+        """
         service = self._settings.of(name)
         missed = service.missed(ttft, tpot, e2e)
+        if missed:
+            missed = service.missed(ttft - hosts_seconds, tpot, e2e - hosts_seconds)
+            if not missed:
+                return
         for limit in missed:
             self._metrics.count("triptych:request_slo_violations_total", slo=name, limit=limit)
         if not missed:

@@ -84,6 +84,7 @@ class Timeline:
         self.placed: list[Placed] = []
         self.retried: list[Retried] = []
         self.first_token: float | None = None  # seconds until the router had it
+        self.hosts_seconds = 0.0  # for how long it waited for the hosts of its images, all together
         self.responded: float | None = None  # and until it was on its way to the client
         self._landed: tuple[float, str] | None = None  # when, and at which worker
         self._decodes: float | None = None
@@ -118,6 +119,10 @@ class Timeline:
                 for part in times
                 if part.stage in _NAMES  # which go into a header, and into tables by tier
             ]
+
+    def host_answered(self, began: float) -> None:
+        """An image has come, or has not. began: when it was asked for, with all others; on time.perf_counter"""
+        self.hosts_seconds = max(self.hosts_seconds, time.perf_counter() - began)
 
     def has_begun(self) -> None:
         """The first token is there."""

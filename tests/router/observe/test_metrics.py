@@ -1,14 +1,17 @@
 """What a server tells of itself over HTTP: every metric, no more series than before, classes of service, discovery."""
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.checkpoints import EMBEDDED
 from tests.metrics.test_books import EVERY, samples
+from tests.router.origin import Visit, origin, response
 from tests.router.serving import PICTURES, Served, image, picture, serving, tiers, until
 from triptych.cluster.roles import BUILDERS
 from triptych.config import EncoderSettings, LanguageSettings, ServeSettings, ServiceClass, Settings, SLOSettings
@@ -185,6 +188,35 @@ async def test_an_answer_that_a_bug_of_ours_breaks_off_is_a_miss_and_no_client_t
     assert found["triptych:slo_requests_total{slo=easy}"] == 3
     assert found["triptych:request_slo_violations_total{limit=failed,slo=easy}"] == 3
     assert found["triptych:request_errors_total{error=InternalError}"] == 2
+
+
+async def test_an_image_whose_host_is_slow_or_refuses_is_no_miss_of_the_servers(card: ModelCard) -> None:
+    data = response((PICTURES / "red-circle.png").read_bytes())
+
+    async def answer(visit: Visit, writer: asyncio.StreamWriter) -> None:
+        if visit.target == "/never":
+            await asyncio.wait_for(hung.wait(), 20)
+        await asyncio.sleep(0.4 if visit.target == "/slow" else 0.0)
+        writer.write(data if visit.target != "/none" else response(b"", "404 Not Found"))
+
+    quick = SLOSettings("quick", (ServiceClass("quick", ttft_seconds=0.3, e2e_seconds=60.0, target=0.9),))
+    hung, home = asyncio.Event(), {"allow_media_cidrs": ("127.0.0.0/8",), "fetch_timeout_seconds": 20.0}
+    limits: dict[str, Any] = home | {"stage_timeout_seconds": 1.0}
+    async with origin(answer) as host, serving(card, tiers(card, "epd"), slo=quick, **limits) as served:
+
+        async def ask(path: str) -> httpx.Response:
+            return await served.chat([{"type": "image_url", "image_url": {"url": host.url(path)}}], max_tokens=2)
+
+        assert (await ask("/slow")).status_code == 200
+        assert (await ask("/none")).status_code == 400
+        late = await ask("/never")
+        hung.set()
+        assert (late.status_code, late.json()["error"]["code"]) == (400, "image_fetch_timeout")
+        await until(lambda: served.router.running == 0)
+        found = samples(served.router.expose_metrics())
+    assert found["triptych:slo_requests_total{slo=quick}"] == 0
+    (first,) = (value for name, value in found.items() if name == "triptych:time_to_first_token_seconds_sum{}")
+    assert first > 0.4, "the client's wait is told as it was"
 
 
 async def test_prometheus_is_told_one_target_for_routers_and_one_for_each_worker(card: ModelCard) -> None:

@@ -55,6 +55,29 @@ def test_an_answer_is_attained_within_every_limit(seconds: tuple[float, float, f
     assert [limit for limit, count in limits.items() if count] == missed
 
 
+@pytest.mark.parametrize(
+    ("seconds", "hosts", "requests", "missed"),
+    [
+        ((0.9, 0.01, 2.0), 0.8, 1, []),  # in time all the same
+        ((3.0, 0.01, 4.0), 2.5, 0, []),  # for them alone it was too late
+        ((3.0, 0.01, 4.0), 1.5, 1, ["ttft"]),  # it would have been too late without them
+        ((3.0, 0.01, 7.0), 2.5, 0, []),
+        ((3.0, 0.5, 7.0), 2.5, 1, ["tpot"]),  # the pace has nothing to do with them, and is all that is held against it
+    ],
+)
+def test_what_the_hosts_of_images_take_is_not_held_against_the_server(
+    seconds: tuple[float, float, float], hosts: float, requests: int, missed: list[str]
+) -> None:
+    rig = Levels()
+    rig.levels.answered("a", *seconds, num_tokens=7, hosts_seconds=hosts)
+    found = rig.told()
+    assert found["triptych:slo_requests_total{slo=a}"] == requests
+    assert found["triptych:slo_window_requests{slo=a,window=5m}"] == requests
+    assert found["triptych:slo_attained_requests_total{slo=a}"] == (requests if not missed else 0)
+    limits = [name for name, count in found.items() if "slo_violations_total{" in name and count]
+    assert limits == [f"triptych:request_slo_violations_total{{limit={limit},slo=a}}" for limit in missed]
+
+
 def test_misses_are_the_servers_own_and_refusals_for_want_of_room_among_them() -> None:
     rig = Levels()
     for error in (NoWorker("none"), Overloaded("full"), RuntimeError("a bug")):
