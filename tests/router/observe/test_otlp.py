@@ -1,7 +1,6 @@
 """How spans get to a collector, and what becomes of those that do not."""
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,19 +18,6 @@ from triptych.router.observe.traces import Traces
 SPANS = 4  # of each request here
 NOBODY = "http://127.0.0.1:9"
 EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"  # its logger
-
-
-@pytest.fixture(autouse=True)
-def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith("OTEL_"):
-            monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with Collector() as made:
-        yield made
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Spans of OpenTelemetry across the tiers, as a collector gets them over OTLP."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,12 +15,6 @@ from triptych.router.observe.trace_context import read_traceparent
 
 pytestmark = pytest.mark.anyio
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with Collector() as made:
-        yield made
 
 
 async def test_a_request_is_one_trace_through_all_tiers_below_its_clients_span(
