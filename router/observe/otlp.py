@@ -66,7 +66,7 @@ class OtlpSender:
 
     def close(self) -> None:
         """From any thread. Nothing is tried again from now on."""
-        self._exporter.shutdown()
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
         self._log.removeFilter(self._is_news)
 
     def _spans_of(self, entry: Entry, context: TraceContext) -> list[ReadableSpan]:
