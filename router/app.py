@@ -53,7 +53,7 @@ def build_app(router: Router) -> ASGIApp:
 def build_apps(router: Router, supervision: Supervision | None = None) -> Apps:
     """supervision: by whom the workers are kept, if by anybody.
 
-    Raises ConfigError for keys or a usage log that cannot be opened.
+    Raises ConfigError for keys or a usage log that cannot be opened, and for traces without their packages.
     """
     settings = router.settings.router
     posts, gate = post_endpoints(router), Gate(router)

@@ -118,6 +118,7 @@ BY_NAME = {"import_module", "__import__"}
 LATE = {
     *("cli", "cluster.actors"),  # the chosen command's module; what a Ray actor loads in its own process
     "doctor.child",  # the one check that this process is for
+    "router.observe.traces",  # OpenTelemetry's packages, where spans are wanted
     # A worker's roles; the vision tower's half, and the modules of transformers; torch's compiler: seconds of a start.
     *("cluster.roles", "models.loading", "models.qwen2_5_vl.decoders"),
     *("models.attention.sdpa_step", "models.attention.choice"),

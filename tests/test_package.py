@@ -19,7 +19,8 @@ FOLDERS = {"triptych": "triptych", "services": "triptych/services", "router": "t
 BUILD = "import setuptools.build_meta as b; b.build_wheel('wheel'); b.build_sdist('sdist')"
 SHOW = "import sys; sys.path.insert(0, sys.argv[1]); import triptych.cli, triptych.services, triptych.router as r; "
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-OURS_AND_OPTIONAL = {"triptych", "cuda", "triton", "nixl", "flashinfer", "pynvml"}  # the rest: hardware we may not have
+OURS_AND_OPTIONAL = {"triptych", "opentelemetry"}  # an extra
+OURS_AND_OPTIONAL |= {"cuda", "triton", "nixl", "flashinfer", "pynvml"}  # for hardware we may not have
 MODEL_FILES = {f"triptych/models/tiny_vl/{file.name}" for file in (ROOT / "triptych/models/tiny_vl").iterdir()}
 PAGE_FILES = {
     f"triptych/router/page/{file.name}"

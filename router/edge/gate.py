@@ -29,7 +29,7 @@ class Gate:
     """From `start` to `stop` it looks whether the keys have changed. Everything else takes microseconds."""
 
     def __init__(self, router: Router, now: Callable[[], float] = time.monotonic) -> None:
-        """Raises ConfigError for keys that cannot be read, and a usage log that cannot be written."""
+        """Raises ConfigError for unreadable keys, a usage log that cannot be written, traces without their packages."""
         settings = router.settings
         self._router = router
         self._now = now

@@ -73,6 +73,20 @@ def test_settings_that_cannot_be_are_refused_in_a_line_before_anything_is_starte
     assert captured.out == ""
 
 
+def test_traces_without_their_packages_are_refused_in_a_line_that_says_how_to_install_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRIPTYCH_OBSERVE_OTLP_ENDPOINT", "http://127.0.0.1:4318")
+    monkeypatch.setattr(ray, "init", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp", None)  # as where it is not installed
+    for name in [name for name in sys.modules if name.startswith("opentelemetry.exporter.otlp.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "triptych.router.observe.otlp", raising=False)
+    assert main(["serve", "--port", "0"]) == 2
+    (reason,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("model ")]
+    assert re.match(r"triptych serve: observe.otlp_endpoint .* pip install 'triptych\[otel\]'", reason)
+
+
 START_SECONDS = 120.0  # a liveness bound
 
 

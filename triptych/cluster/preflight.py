@@ -12,6 +12,7 @@ from triptych.models.card import ModelCard
 from triptych.models.config_values import text_config
 from triptych.router.edge.auth import KeyFile
 from triptych.router.media.file_media import FileMedia
+from triptych.router.observe.traces import load_sender
 from triptych.router.pipeline.chat_template import ChatTemplate
 
 _LEAST_BLOCKS = 2  # of KV, that a worker can do anything with
@@ -22,6 +23,8 @@ def check(settings: Settings, card: ModelCard) -> None:
     """Raises ConfigError. What only workers can tell, as whether a model fits their memory, is theirs to say."""
     KeyFile(settings.router, settings.slo)
     FileMedia(settings.router).close()
+    if settings.observe.otlp_endpoint:
+        load_sender()
     if settings.router.chat_template:
         _check_template(settings.router.chat_template)
     if settings.router.admin_port:

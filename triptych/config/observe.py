@@ -15,7 +15,7 @@ class ObserveSettings:
     slow_seconds: float = 10.0  # until the first token, from which on a request counts as slow
     timelines: int = 1000  # of the latest requests that each router keeps
     timeline_bytes: int = 16 * MIB  # that they take at most
-    otlp_endpoint: str = ""  # http://host:4318 of a collector of OpenTelemetry; empty: no traces
+    otlp_endpoint: str = ""  # http://host:4318 of a collector of OpenTelemetry ('triptych[otel]'); empty: no traces
     trace_share: float = 1.0  # of requests without a traceparent that are traced
 
     def __post_init__(self) -> None:
