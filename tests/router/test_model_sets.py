@@ -6,8 +6,7 @@ import dataclasses
 import pytest
 
 from tests.router.loopback import LoopbackWorker
-from tests.router.pipeline.test_pipeline import TEXT, expected
-from tests.router.serving import Served, picture, serving, tiers, until
+from tests.router.serving import TEXT, Served, expected, picture, serving, tiers, until
 from triptych.journey import Role
 from triptych.models.card import ModelCard
 from triptych.router.model_set import ModelSet
