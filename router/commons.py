@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from triptych.router.acceptor import ABSENT, Loads
 from triptych.router.edge.limit_books import LimitBooks
 from triptych.router.media.common_names import CommonNames
+from triptych.router.pulses import Pulses
 
 
 class Commons:
-    """How many connections each has, what tenants have used, and the images that clients have named."""
+    """Of each how many connections it has and when its loop last turned; what tenants have used, and images by name."""
 
     def __init__(self, count: int, names_bytes: int, descriptors: Mapping[str, int] | None = None) -> None:
         """count: of routers; descriptors: as they are called where they were made, borrowed; None: makes them"""
@@ -18,6 +19,7 @@ class Commons:
         self.are_ours = descriptors is None
         self.descriptors = dict(descriptors) if descriptors is not None else _made(count, names_bytes)
         self.loads = Loads(self.descriptors["loads"], count)
+        self.pulses = Pulses(self.descriptors["pulses"], count)
         self._limits = self.limits(0)
 
     def limits(self, index: int) -> LimitBooks:
@@ -35,6 +37,7 @@ class Commons:
     def forget(self, index: int) -> None:
         """This place's router has died, or none has been there yet: nobody connects to it, nothing is in flight."""
         self.loads.tell(index, ABSENT)
+        self.pulses.forget(index)
         self._limits.forget(index)
 
     def close(self) -> None:
@@ -49,6 +52,7 @@ def _made(count: int, names_bytes: int) -> dict[str, int]:
     """Memory takes room only where something was written."""
     sizes = {
         "loads": Loads.num_bytes(count),
+        "pulses": Pulses.num_bytes(count),
         "limits": LimitBooks.num_bytes(count),
         "names": CommonNames.num_bytes(names_bytes),
     }

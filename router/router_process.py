@@ -32,6 +32,7 @@ from triptych.router.admin.supervision import Supervision
 from triptych.router.commons import Commons
 from triptych.router.fleet.link import KnownWorker
 from triptych.router.model_set import KnownSet
+from triptych.router.pulses import Pulses
 from triptych.router.server import RouterServer
 
 logger = logging.getLogger(__name__)
@@ -107,11 +108,13 @@ def _start(task: Mapping[str, Any], listener: socket.socket, supervision: Superv
     commons = None
     if task["count"] > 1:
         commons = Commons(task["count"], settings.router.media_names_bytes, task["commons"])
+    pulses = Pulses(task["commons"]["pulses"], task["count"])
     server = RouterServer(
         *(settings, card, None, listener, commons),
         index=task["index"],
         supervision=supervision,
         number=task["number"],
+        beat=lambda: pulses.beat(task["index"]),
     )
     server.start()
     settle()
@@ -142,7 +145,7 @@ def _obey(
         elif "ask" in message:
             answer = _ANSWERS[message["ask"]](server)
             try:
-                send({"answer": message["ask"], "value": answer})
+                send({"answer": message["number"], "value": answer})
             except OSError:
                 return
 

@@ -22,6 +22,7 @@ from triptych.router.edge.connection import connection_class
 from triptych.router.fleet.link import KnownWorker, WorkerLink
 from triptych.router.fleet.link_state import LinkState
 from triptych.router.model_set import FIRST, Common, KnownSet, ModelSet
+from triptych.router.pulses import keep_beating
 from triptych.router.router import Router
 from triptych.router.threads import media_threads
 
@@ -46,14 +47,17 @@ class RouterServer:
         index: int = 0,
         supervision: Supervision | None = None,
         number: int = FIRST,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         """listener: bound already, and owned by this from now on; None: one is made, as the settings say
 
         workers: None where `update` or `tell` will tell of them; number: of the set that they are
         commons: with other routers, which listen on it as well; index: this one's place among them
         supervision: by whom the workers are kept, if by anybody
+        beat: called once in a while for as long as the event loop turns
         """
         self._supervision = supervision
+        self._beat = beat
         self._commons = commons
         self._index = index
         self._acceptor = Acceptor(commons.loads, index) if commons is not None else None
@@ -186,6 +190,7 @@ class RouterServer:
     async def _run(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.set_default_executor(media_threads())
+        self._beating = self._loop.create_task(keep_beating(self._beat))
         self._router = Router(
             self.settings, self._card, self._workers, commons=self._commons, index=self._index, number=self._number
         )

@@ -10,16 +10,39 @@ _SEND_SECONDS = 2.0
 
 
 class JsonLines:
-    """One end. At most one thread receives, at most one sends."""
+    """One end. At most one thread receives, at most one sends: always by `send`, or always by `post`."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._unread = b""
+        self._unsent = b""
 
     def send(self, message: dict[str, Any]) -> None:
-        """Raises OSError for an end that is gone, or does not read for seconds."""
+        """Raises OSError for an end that is gone, or does not read for seconds, which is the end of all messages."""
         self._end.settimeout(_SEND_SECONDS)
-        self._end.sendall(json.dumps(message).encode() + b"\n")
+        try:
+            self._end.sendall(_line(message))
+        except TimeoutError:
+            self.hang_up()  # a part of it may be out, and whatever came next would be read as the rest
+            raise
+
+    def post(self, message: dict[str, Any]) -> None:
+        """Without waiting: what the other end does not read yet goes with a later one, or with `flush`.
+
+        Raises OSError for an end that is gone.
+        """
+        self._unsent += _line(message)
+        self.flush()
+
+    def flush(self) -> bool:
+        """Whether all that was posted is out. Raises OSError for an end that is gone."""
+        try:
+            while self._unsent:
+                sent = self._end.send(self._unsent, socket.MSG_DONTWAIT)
+                self._unsent = self._unsent[sent:]
+        except BlockingIOError:
+            pass
+        return not self._unsent
 
     def receive(self) -> dict[str, Any] | None:
         """The next message; None once the other end is gone."""
@@ -67,3 +90,7 @@ class JsonLines:
         line, _, self._unread = self._unread.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         return message
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"

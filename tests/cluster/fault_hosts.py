@@ -20,12 +20,13 @@ from typing import IO
 from tests.cluster.fault_kinds import Kind, Struck
 from tests.cluster.fault_load import FaultLoad
 from tests.cluster.fault_server import FaultServer, Patience
-from tests.two_hosts.hosts import INTERFACE, PREFIX_BITS, Host, HostProcess, require_tools
+from tests.two_hosts.hosts import INTERFACE, PREFIX_BITS, Host, HostProcess, require_hosts
 from triptych.journey import Role
 
 HEAD, NODES = "10.77.0.1", ("10.77.0.2", "10.77.0.3")
 _SWITCH = "switch"
 _COMMAND_SECONDS = 60.0
+ANSWERS_MEANWHILE = 4  # one of each stream
 # Ray's own folder, where a host's sockets and logs are, is each host's own.
 _PREPARE = "mkdir -p /tmp/ray && mount -t tmpfs tmpfs /tmp/ray"
 _RAY = str(Path(sys.executable).with_name("ray"))
@@ -38,7 +39,7 @@ class Hosts:
 
     def __init__(self, folder: Path) -> None:
         """From here on this process is in the head's network. Raises HostsUnavailable."""
-        require_tools()
+        require_hosts()
         self._folder = folder
         self._cables = 0
         self._token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -74,11 +75,15 @@ class Hosts:
         command = [_RAY, "start", "--head", f"--node-ip-address={HEAD}", "--port=6379", "--num-cpus=0"]
         self._run(self.head, [*command, "--include-dashboard=false"], self._persistent)
 
-    def kill_head(self) -> None:
-        """Ray's part of it, at once; the host and the server go on."""
+    def kill_head(self, *names: str) -> None:
+        """Ray's part of it, at once, or only processes of these names; the host and the server go on."""
         for pid in self.head.processes():
-            if _name_of(pid) in ("gcs_server", "raylet"):
+            if _name_of(pid) in (names or ("gcs_server", "raylet")):
                 os.kill(pid, signal.SIGKILL)
+
+    def stop_head(self) -> None:
+        """As its operator does: what is left of Ray there would keep another from starting."""
+        self._run(self.head, [_RAY, "stop", "--force"], {}, says="")
 
     def power_on(self, address: str) -> None:
         """Returns once its Ray has joined."""
@@ -108,7 +113,9 @@ class Hosts:
     def close(self) -> None:
         self._opened.close()
 
-    def _run(self, host: Host, command: list[str], environment: dict[str, str]) -> None:
+    def _run(
+        self, host: Host, command: list[str], environment: dict[str, str], says: str = "Ray runtime started"
+    ) -> None:
         log = self._folder / f"{host.name}.log"
         process = host.start(command, log, self.environment | environment)
         said = process.output.read()  # until it has ended
@@ -116,7 +123,7 @@ class Hosts:
         while process.running():
             assert time.monotonic() < deadline, f"{host.name}: {command} does not end: {said}"
             time.sleep(0.05)
-        assert "Ray runtime started" in said, f"{host.name}: {said}{log.read_text()[-2000:]}"
+        assert says in said, f"{host.name}: {said}{log.read_text()[-2000:]}"
 
 
 class HostsServer(FaultServer):
@@ -157,6 +164,17 @@ def _restart_head(server: FaultServer, load: FaultLoad) -> Struck:
     return Struck(at, (lambda: "Ray is back" in server.log(since),))
 
 
+def _lose_gcs(server: FaultServer, load: FaultLoad) -> Struck:
+    """Ray has then a minute, after which its other processes end by themselves; its operator comes within that."""
+    assert isinstance(server, HostsServer)
+    since, at = server.log_length, time.monotonic()
+    server.hosts.kill_head("gcs_server")
+    server.wait(lambda: load.answered_since(at) >= ANSWERS_MEANWHILE, "answers while Ray's head is away")
+    server.hosts.stop_head()
+    server.hosts.start_head()
+    return Struck(at, (lambda: "Ray is back" in server.log(since),))
+
+
 def _lose_node(address: str, server: FaultServer, load: FaultLoad) -> Struck:
     """It is powered on again as soon as the routers have noticed."""
     assert isinstance(server, HostsServer)
@@ -178,6 +196,7 @@ def _lose_node(address: str, server: FaultServer, load: FaultLoad) -> Struck:
 _STAGES = frozenset(str(role) for role in Role)
 HOST_KINDS = (
     Kind("Ray's head killed and started again", _restart_head),
+    Kind("Ray's GCS alone killed, then the head restarted", _lose_gcs),
     Kind("node lost, with a worker of each tier", partial(_lose_node, NODES[1]), retried=_STAGES),
 )
 

@@ -115,7 +115,7 @@ def _decode_behind_cleared_caches(server: FaultServer, load: FaultLoad) -> Struc
     return Struck(at, (partial(_replaced, server, worker),), lost_items=num_lost)
 
 
-def _router(server: FaultServer, load: FaultLoad) -> Struck:
+def _router(server: FaultServer, load: FaultLoad, *, number: int) -> Struck:
     pids, since = server.router_pids(), server.log_length
 
     def back() -> bool:
@@ -124,7 +124,7 @@ def _router(server: FaultServer, load: FaultLoad) -> Struck:
         return pids[0] not in server.router_pids() and " ready" in "".join(told)
 
     at = time.monotonic()
-    os.kill(pids[0], signal.SIGKILL)
+    os.kill(pids[0], number)
     return Struck(at, (back,))
 
 
@@ -177,7 +177,8 @@ _CLEARED = Kind(
 KINDS = (
     Kind("nothing", _nothing),
     *(*_KILLED, *_STOPPED, *_HUNG, *_ASKED, _CLEARED),
-    Kind("router killed, one of two", _router, may_break=True),
+    Kind("router killed, one of two", partial(_router, number=signal.SIGKILL), may_break=True),
+    Kind("router process stopped, one of two", partial(_router, number=signal.SIGSTOP), may_break=True),
     Kind("clients leave", _leave),
 )
 

@@ -30,14 +30,15 @@ _LOOK_SECONDS = 0.1  # whoever looks takes processor time from those that are to
 _KEY = "operator-of-this-test"
 _SECRET = "0123456789abcdef" * 4
 
-# What `triptych serve` runs, with how long a worker's process may stand still: no setting, as nobody has to change it.
+# What `triptych serve` runs, with how long a worker's and a router's process may stand still: no settings, as nobody
+# has to change them.
 _SERVE = """
 import sys
-from triptych.cluster import member
+from triptych.cluster import member, router_slot
 from triptych.cli import main
 
-member.STILL_SECONDS = float(sys.argv[1])
-sys.exit(main(sys.argv[2:]))
+member.STILL_SECONDS, router_slot.SILENT_SECONDS = map(float, sys.argv[1:3])
+sys.exit(main(sys.argv[3:]))
 """
 
 _RETRY = re.compile(r" WARNING request ([0-9a-f]+): (encode|prefill|decode) is tried again")
@@ -46,16 +47,17 @@ _SELF_TEST = re.compile(r" the self-test of .*? (passed in|takes in the other ro
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds for which silence is borne: before a stopped process is ended, of a lease, of one status question, and
-    of a device that is at one step."""
+    """Seconds for which silence is borne: before a worker's process that is stopped is ended, and a router's; of a
+    lease, of one status question, and of a device that is at one step."""
 
     still: float = 60.0  # all are what a server has by default
+    router: float = 15.0
     lease: float = 30.0
     status: float = 5.0
     step: float = 30.0
 
 
-QUICK = Patience(still=4.0, lease=4.0, status=1.0, step=4.0)
+QUICK = Patience(still=4.0, router=5.0, lease=4.0, status=1.0, step=4.0)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class FaultServer:
         config = folder / "settings.toml"
         config.write_text(toml_of(_tables(patience, serve)))
         self._log_path = folder / "server.log"
-        self._command = [sys.executable, "-c", _SERVE, str(patience.still), "serve", "--config", str(config)]
+        borne = [str(patience.still), str(patience.router)]
+        self._command = [sys.executable, "-c", _SERVE, *borne, "serve", "--config", str(config)]
         self._membership = Membership(_SECRET)
         self._channels: dict[str, grpc.Channel] = {}
         # No connection is kept: another router may be the next to answer, and the last one may be gone.

@@ -24,6 +24,7 @@ GOES_AT_A_TIME = (
     ),
     ("encode worker killed", "prefill worker stays at one step", "decode worker gets SIGTERM"),
     ("router killed, one of two",),
+    ("router process stopped, one of two",),
     ("clients leave",),
 )
 

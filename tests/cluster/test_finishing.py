@@ -52,6 +52,19 @@ def test_it_ends_though_it_cannot_say_whether_anything_is_left_nor_stop_in_order
             process.kill()
 
 
+def test_it_ends_though_stopping_hangs() -> None:
+    worker = "from triptych.cluster import finishing\nfinishing.STOP_SECONDS = 0.5\n" + WORKER
+    worker = worker.replace("lambda: print(", "lambda: threading.Event().wait() or print(")
+    with subprocess.Popen([sys.executable, "-c", worker, "0", "60.0"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(WAIT_SECONDS) == 1
+        finally:
+            process.kill()
+
+
 def test_a_second_signal_ends_it_at_once() -> None:
     command = [
         sys.executable,

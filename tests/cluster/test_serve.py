@@ -105,3 +105,25 @@ def test_a_sigterm_while_its_workers_start_ends_it_with_the_status_of_an_interru
         watchdog.cancel()
     assert told
     assert (process.returncode, out) == (130, "")
+
+
+TOLD_TO_NOBODY = """
+import sys
+from triptych.cluster.serve import Terminal
+
+terminal = Terminal()
+sys.stdin.read()
+for word in ("one", "two"):
+    terminal.say(word)
+print("goes on")
+"""
+
+
+def test_a_server_whose_words_nobody_reads_goes_on() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TOLD_TO_NOBODY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        process.stderr.close()  # as where Ctrl-C has ended the pager, or `tee`, as well
+        out, _ = process.communicate(timeout=START_SECONDS)
+    assert (process.returncode, out) == (0, b"goes on\n")

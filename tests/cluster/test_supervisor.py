@@ -1,9 +1,12 @@
 """What a supervisor passes on from whoever keeps the workers, without any."""
 
+import threading
 import time
 
 from triptych.cluster import supervisor as supervisor_module
 from triptych.cluster.actors import WorkerAddress
+from triptych.cluster.crew import Crew
+from triptych.cluster.hiring import Hiring
 from triptych.cluster.reconcile import State
 from triptych.cluster.routers import RouterProcesses
 from triptych.cluster.sets import Phase
@@ -44,6 +47,34 @@ def test_routers_hear_of_a_worker_before_anybody_waits_for_them_to_find_it_ready
             assert time.monotonic() < deadline
     finally:
         routers.stop()
+
+
+def test_routers_are_told_of_workers_though_something_has_gone_wrong_once() -> None:
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        if text == "a":
+            raise BrokenPipeError  # nobody reads what this process prints
+
+    crew, routers = Crew(SETTINGS, Hiring(SETTINGS, {}, {})), RouterProcesses(SETTINGS, lambda text: None)
+    supervisor = Supervisor(SETTINGS, tell)
+    watcher = threading.Thread(target=supervisor._watch, args=(crew, routers))
+    routers.start()
+    watcher.start()
+    try:
+        for news in ("a", "b"):
+            crew._say(news)
+            crew._publish()
+            deadline = time.monotonic() + START_SECONDS
+            while told[-1:] != [news]:
+                assert time.monotonic() < deadline, told
+                time.sleep(0.02)
+    finally:
+        supervisor.stop()
+        routers.stop()
+        watcher.join(START_SECONDS)
+    assert not watcher.is_alive()
 
 
 def test_a_first_self_test_has_all_its_time() -> None:

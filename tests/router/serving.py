@@ -15,6 +15,7 @@ import httpx
 import uvicorn
 
 from tests.router.loopback import LoopbackWorker
+from tests.router.loopback_prefill import token_id
 from triptych.config import ObserveSettings, RouterSettings, Settings, SLOSettings, TransferSettings
 from triptych.journey import Role
 from triptych.models.card import ModelCard
@@ -24,6 +25,7 @@ from triptych.router.pipeline.prompt import PromptBuilder
 from triptych.router.router import Router
 
 PICTURES = Path(__file__).parent.parent / "data"
+TEXT = {"type": "text", "text": "what?"}
 QUICK: dict[str, Any] = {
     "status_interval_seconds": 0.02,
     "port": 0,
@@ -73,6 +75,11 @@ def image(data: bytes) -> dict[str, Any]:
 
 def picture(name: str = "red-circle.png") -> dict[str, Any]:
     return image((PICTURES / name).read_bytes())
+
+
+def expected(count: int, choice: int = 0) -> list[int]:
+    """The ids of so many tokens, as loopback workers give them."""
+    return [token_id(choice, position) for position in range(count)]
 
 
 def chunks(frames: Sequence[str]) -> list[dict[str, Any]]:

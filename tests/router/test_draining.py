@@ -7,8 +7,7 @@ import re
 import pytest
 
 from tests.router.loopback import LoopbackWorker
-from tests.router.pipeline.test_pipeline import TEXT, expected
-from tests.router.serving import picture, serving, tiers, until
+from tests.router.serving import TEXT, expected, picture, serving, tiers, until
 from triptych.models.card import ModelCard
 
 pytestmark = pytest.mark.anyio

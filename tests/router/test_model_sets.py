@@ -7,8 +7,7 @@ import pytest
 
 from tests.metrics.test_books import samples
 from tests.router.loopback import LoopbackWorker
-from tests.router.pipeline.test_pipeline import TEXT, expected
-from tests.router.serving import Served, picture, serving, tiers, until
+from tests.router.serving import TEXT, Served, expected, picture, serving, tiers, until
 from triptych.errors import WorkerLost
 from triptych.journey import Role
 from triptych.models.card import ModelCard

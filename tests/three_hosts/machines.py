@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.two_hosts.hosts import INTERFACE, PREFIX_BITS, Host, HostsUnavailable, require_tools, wait_until
+from tests.two_hosts.hosts import INTERFACE, PREFIX_BITS, Host, HostsUnavailable, require_hosts, wait_until
 
 USER = "triptych"  # the one that deploy/ray/local.yaml names
 HOME = Path("/home") / USER  # on every machine
@@ -189,7 +189,7 @@ class Site:
 @contextmanager
 def machines(folder: Path, desk_address: str, addresses: Mapping[str, str]) -> Iterator[Site]:
     """A new site, gone at the end; addresses: of the machines, by name. Raises HostsUnavailable."""
-    require_tools()
+    require_hosts()
     path = f"{os.environ['PATH']}:{os.path.dirname(_SSHD)}"
     if missing := [tool for tool in _TOOLS if shutil.which(tool, path=path) is None]:
         raise HostsUnavailable(f"machines are made with {', '.join(missing)}, which this one does not have")

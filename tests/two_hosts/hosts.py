@@ -10,6 +10,7 @@ kernel closes the pipe, the first process leaves, and everything in its process 
 the cable go with the last process in them. So there is nothing that a killed test run could leave behind.
 
 Needs root and util-linux's unshare and nsenter, iproute2's ip and tc; raises HostsUnavailable with what is missing.
+That is found out before any is made: whatever goes wrong later is HostFailed, which is no reason to skip a test.
 """
 
 import os
@@ -44,8 +45,20 @@ mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /dev/shm && hostname "$1" && i
 """
 
 
+# What every host, and whatever joins them, is made of.
+_TRIAL = """
+mount -t sysfs sysfs /sys && mount -t tmpfs tmpfs /dev/shm && hostname trial && ip link set lo up &&
+ip link add one type veth peer name other && ip link add joins type bridge && ip link set one master joins
+"""
+_UNSHARE = ("unshare", "--net", "--pid", "--ipc", "--uts", "--mount", "--fork", "--mount-proc")
+
+
 class HostsUnavailable(Exception):
     """This machine does not let us make hosts; the message says what is missing."""
+
+
+class HostFailed(Exception):
+    """Hosts can be made here, and yet something on one of them has gone wrong; the message says what."""
 
 
 class HostProcess:
@@ -103,9 +116,8 @@ class Host:
         self.address = address
         self.first_pid = 0
         self._entered: list[subprocess.Popen[str]] = []
-        command = ["unshare", "--net", "--pid", "--ipc", "--uts", "--mount", "--fork", "--mount-proc"]
         self._unshare = subprocess.Popen(
-            [*command, "bash", "-c", _FIRST_PROCESS % prepare, "bash", name, *arguments],
+            [*_UNSHARE, "bash", "-c", _FIRST_PROCESS % prepare, "bash", name, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -115,7 +127,7 @@ class Host:
             assert self._unshare.stdout is not None
             assert self._unshare.stderr is not None
             if self._unshare.stdout.readline() != "ready\n":
-                raise HostsUnavailable(f"no namespaces can be made here: {self._unshare.stderr.read().strip()}")
+                raise HostFailed(f"{name} was not made: {self._unshare.stderr.read().strip()}")
             self.first_pid = _only_child(self._unshare)
         except BaseException:
             self.close()
@@ -146,7 +158,7 @@ class Host:
                 [*self.enter("--net"), *command], check=True, capture_output=True, text=True, timeout=_COMMAND_SECONDS
             )
         except subprocess.CalledProcessError as error:
-            raise HostsUnavailable(f"{' '.join(command)}: {error.stderr.strip()}") from error
+            raise HostFailed(f"{self.name}: {' '.join(command)}: {error.stderr.strip()}") from error
         return done.stdout
 
     def shared_memory(self) -> list[str]:
@@ -230,7 +242,7 @@ class Cable:
 @contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host, Cable]]:
     """Two new hosts and their cable; gone at the end. Raises HostsUnavailable."""
-    require_tools()
+    require_hosts()
     with ExitStack() as opened:
         hosts = []
         for name, address in zip(("left", "right"), ADDRESSES, strict=True):
@@ -241,13 +253,17 @@ def two_hosts() -> Iterator[tuple[Host, Host, Cable]]:
         yield left, right, Cable(left, right)
 
 
-def require_tools() -> None:
-    """Raises HostsUnavailable when hosts cannot even be tried."""
+def require_hosts() -> None:
+    """Raises HostsUnavailable where none can be made: it makes one."""
     if os.geteuid() != 0:
         raise HostsUnavailable("two hosts need network namespaces, which only root may make")
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
         raise HostsUnavailable(f"two hosts are made with {', '.join(missing)}, which this machine does not have")
+    trial = [*_UNSHARE, "bash", "-c", _TRIAL]
+    done = subprocess.run(trial, check=False, capture_output=True, text=True, timeout=_COMMAND_SECONDS)
+    if done.returncode != 0:
+        raise HostsUnavailable(f"no namespaces can be made here: {done.stderr.strip()}")
 
 
 def wait_until(holds: Callable[[], bool], seconds: float, otherwise: str, every: float = 0.01) -> None:

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.two_hosts.hosts import REPOSITORY, Cable, Host, HostProcess, HostsUnavailable, two_hosts, wait_until
+from tests.two_hosts.hosts import (
+    REPOSITORY,
+    Cable,
+    Host,
+    HostFailed,
+    HostProcess,
+    HostsUnavailable,
+    two_hosts,
+    wait_until,
+)
 
 Made = tuple[Host, Host, Cable]
 
@@ -133,8 +142,16 @@ def test_a_killed_maker_leaves_no_process(made: Made) -> None:
     maker.stdout.close()
 
 
+def test_what_goes_wrong_on_a_host_is_no_want_of_hosts(made: Made) -> None:
+    left, _, _ = made
+    with pytest.raises(HostFailed, match="left: ip link set nothing up: Cannot find device"):
+        left.network("ip", "link", "set", "nothing", "up")
+    with pytest.raises(HostFailed, match=r"third was not made: .*/no/such/folder"):
+        Host("third", "10.77.0.3", "ls /no/such/folder")
+
+
 def test_without_root_the_reason_is_told() -> None:
-    code = "import os\nfrom tests.two_hosts.hosts import require_tools\nos.setuid(65534)\nrequire_tools()"
+    code = "import os\nfrom tests.two_hosts.hosts import require_hosts\nos.setuid(65534)\nrequire_hosts()"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY).stderr
     assert "only root may make" in told
 

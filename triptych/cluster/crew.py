@@ -50,18 +50,18 @@ class Crew:
     ) -> None:
         """counts, sets: to begin with, where not those of the settings; here: workers that there are already, by id
 
-        wanted: told of every change of either, under a lock
+        wanted: told of every change of either, the latest of both, by one thread at a time; it may wait for Ray
         """
         self._settings = settings
         self._hiring = hiring
         self._roles = groups_of(settings.serve.topology)
         self._lock = threading.Lock()
         self._counts = dict(counts or first_counts(settings.serve))
-        self._wanted = wanted
+        self._wanted, self._keeping = wanted, threading.Lock()
         self.keeper = SetKeeper(
             *(sets or first_set(settings.serve.model), self._drain_seconds()),
             room=lambda: hiring.require_room(self._counts),
-            kept=lambda sets: wanted(self._counts, sets),
+            kept=self._keep,
         )
         self.reload, self.back, self.hear = self.keeper.reload, self.keeper.back, self.keeper.hear
         self._leaving: frozenset[str] = frozenset()
@@ -70,8 +70,7 @@ class Crew:
             worker_id: Member(worker_id, group_in(worker_id), actor, now, is_known=False)
             for worker_id, actor in here.items()
         }
-        self._backoff = Backoff()
-        self._pace = Pace(now)
+        self._backoff, self._pace = Backoff(), Pace(now)
         self._condemned: dict[tuple[str, int], str] = {}  # why, by id and incarnation
         self._failures: dict[str, str] = {}
         self._news: deque[tuple[int, str]] = deque(maxlen=_KEPT_NEWS)
@@ -88,16 +87,19 @@ class Crew:
 
     def scale(self, wish: Mapping[str, int]) -> None:
         """From now on so many workers of each group. Raises InvalidRequest for what cannot be."""
+        serve = self._settings.serve
         with self._lock:
-            counts = self._wished(wish)
+            counts = counts_wished(serve.topology, self._counts, wish, serve.max_workers)
             changed = {group for group, count in counts.items() if count != self._counts[group]}
             # Who was chosen to leave was chosen for the number before.
             self._leaving = frozenset(each for each in self._leaving if group_in(each) not in changed)
             self._want(counts)
+        self._keep()
 
     def switch(self, worker_id: str, role: str) -> None:
         """One worker fewer in this one's group, which is this one; one more in the role's. Raises InvalidRequest."""
-        target = group_meant(self._settings.serve.topology, role, param="role")
+        serve = self._settings.serve
+        target = group_meant(serve.topology, role, param="role")
         group = self._group_of(worker_id)
         with self._lock:
             if worker_id in self._leaving:
@@ -110,9 +112,10 @@ class Crew:
                     param="worker",
                 )
             changed = {group: self._counts[group] - 1, target: self._counts[target] + 1}
-            counts = self._wished(changed)
+            counts = counts_wished(serve.topology, self._counts, changed, serve.max_workers)
             self._leaving |= {worker_id}
             self._want(counts)
+        self._keep()
 
     def replace(self, worker_id: str, incarnation: int, reason: str) -> None:
         """Ends a worker that answers and is of no use, so that another takes its place. Of one that is gone, nothing.
@@ -143,17 +146,16 @@ class Crew:
         self._done.set()
         self._wake.set()
 
-    def _wished(self, wish: Mapping[str, int]) -> dict[str, int]:
-        """Raises InvalidRequest."""
-        serve = self._settings.serve
-        return counts_wished(serve.topology, self._counts, wish, serve.max_workers)
-
     def _want(self, counts: dict[str, int]) -> None:
         """Under the lock. Whoever looks from now on sees that it is not there yet."""
         self._counts = counts
-        self._wanted(counts, self.keeper.sets)
         self._view = replace(self._view, counts=dict(counts))
         self._wake.set()
+
+    def _keep(self) -> None:
+        """Behind all other locks: nobody who only wants to know how things stand waits for this."""
+        with self._keeping:
+            self._wanted(self._counts, self.keeper.sets)
 
     def _group_of(self, worker_id: str) -> str:
         """Raises InvalidRequest for a worker that is not there, or goes already."""

@@ -124,7 +124,8 @@ class CrewActor:
         """Ends the workers and this actor, where that was the last server and they may be ended."""
         self._seen_at.pop(server, None)
         self._crew.keeper.forget(server)
-        if not may_end or any(time.monotonic() - seen_at < _GONE_SECONDS for seen_at in self._seen_at.values()):
+        seen = list(self._seen_at.values())  # other calls may write there meanwhile
+        if not may_end or any(time.monotonic() - seen_at < _GONE_SECONDS for seen_at in seen):
             return
         self._crew.stop()
         # Here and not by the server, which may be killed before: a crew that has ended must not be taken over.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.1
+STOP_SECONDS = 10.0  # that it may take to end in order, once it has drained
 _EMPTY_SECONDS = 2.0  # that it has held nothing before it ends by itself: whoever keeps it does so earlier
 
 
@@ -26,6 +27,9 @@ def finish_on_sigterm(drain: Callable[[], bool], stop: Callable[[], None], secon
     def finish() -> None:
         _drained(drain, seconds)
         log.info("the process ends, as a signal has asked for")
+        last = threading.Timer(STOP_SECONDS, os._exit, (1,))
+        last.daemon = True
+        last.start()
         try:
             stop()
         finally:

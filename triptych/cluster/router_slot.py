@@ -19,10 +19,16 @@ from triptych.router.commons import Commons
 
 log = logging.getLogger(__name__)
 
+SILENT_SECONDS = 15.0  # that an event loop may stand still, as a worker's device may: services/canary.py
+START_SECONDS = 120.0  # that it may take until it turns
+_DEAF_SECONDS = 60.0  # that it may leave unread what it is told; it reads no more while it reads a new model
+_STOOD_SECONDS = 5.0  # between two looks: whoever looks stood still, so that nobody's silence says anything
 _LONG_SECONDS = 30.0  # a router that lived so long has not died of what it was started with
 _FIRST_WAIT_SECONDS = 0.25
 _LONGEST_WAIT_SECONDS = 15.0
 _LAST_BYTES = 4096
+_LOOK_SECONDS = 0.02
+_OPEN = object()  # a question's answer that has not come
 
 
 class RouterSlot:
@@ -42,7 +48,8 @@ class RouterSlot:
         self._wished = wished
         self.name = f"router-{index}" if task["count"] > 1 else "router"
         self.is_ready = False
-        self.answers: dict[str, Any] = {}  # to what it was asked since it is here
+        self._questions = 0
+        self._answers: dict[int, Any] = {}  # by question; `_OPEN` where there is none yet
         self._task = task
         self._listener = listener
         self._index: int = task["index"]
@@ -59,6 +66,8 @@ class RouterSlot:
         self._begins_at = 0.0  # the next one, where there is none
         self._early_deaths = 0
         self._failure = ""
+        self._hung = ""  # why it is being ended
+        self._looked_at = self._excused_at = self._read_at = 0.0
         self._ending = False
 
     @property
@@ -81,18 +90,22 @@ class RouterSlot:
                 start_new_session=True,  # a terminal's Ctrl-C is the supervisor's, who ends things in order
             )
         self._lines = JsonLines(ours)
-        self._started_at = time.monotonic()
+        self._started_at = self._read_at = time.monotonic()
         self._send(self._first_words())
         self._send(self._sets)
         self._send({"coming": self._coming})
 
     def look(self) -> None:
-        """Takes what the router has told; starts another, at its time, where it has died."""
+        """Takes what the router has told; starts another, at its time, where it has died, or stands still."""
+        # Looked at first: whatever it has told before it died is there by then.
+        status = self._process.poll() if self._process is not None else None
         if self._lines is not None:
             for message in self._lines.waiting():
                 self._take(message)
-        if self._process is not None and self._process.poll() is not None:
-            self._bury(self._process.returncode)
+        if status is not None:
+            self._bury(status)
+        elif self._process is not None:
+            self._look_alive(time.monotonic())
         if self._process is None and not self._ending and time.monotonic() >= self._begins_at:
             try:
                 self.start()
@@ -119,10 +132,22 @@ class RouterSlot:
         """What a wish has come to. A router that has died meanwhile, or its successor, does not care."""
         self._send(answer)
 
-    def ask(self, what: str) -> None:
-        """The answer is among `answers` some `look` later."""
-        self.answers.pop(what, None)
-        self._send({"ask": what})
+    def ask(self, what: str) -> int:
+        """The number of the question, for `has_answered`, and then `answer`."""
+        self._questions += 1
+        if self._process is not None:
+            self._answers[self._questions] = _OPEN
+            self._send({"ask": what, "number": self._questions})
+        return self._questions
+
+    def has_answered(self, question: int) -> bool:
+        """Or never will, as whoever was asked is no more."""
+        return self._answers.get(question) is not _OPEN
+
+    def answer(self, question: int) -> Any:
+        """None where there is none; one that comes later is nobody's."""
+        found = self._answers.pop(question, None)
+        return None if found is _OPEN else found
 
     def end(self) -> None:
         """Asks it to finish what it has, and to end."""
@@ -137,15 +162,12 @@ class RouterSlot:
             process.kill()
 
     def wait(self, deadline: float) -> None:
-        """Until it has ended, by force from then on."""
-        if self._process is not None:
-            try:
-                self._process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
-        self._hang_up()
+        """Until it has ended, by force from then on, or once it stands still."""
+        while self._process is not None:
+            self.look()
+            if time.monotonic() > deadline:
+                self.kill()
+            time.sleep(_LOOK_SECONDS)
 
     def _first_words(self) -> Mapping[str, Any]:
         """The task, for one that begins with whatever set serves now."""
@@ -160,9 +182,35 @@ class RouterSlot:
         elif "failed" in message:
             self._failure = message["failed"]
         elif "answer" in message:
-            self.answers[message["answer"]] = message["value"]
+            if message["answer"] in self._answers:
+                self._answers[message["answer"]] = message["value"]
         elif "wish" in message and self._wished is not None:
             self._wished(self, message["number"], message["wish"])
+
+    def _look_alive(self, now: float) -> None:
+        """Ends one that stands still: on the connections that it has accepted nothing would ever happen."""
+        if now - self._looked_at > _STOOD_SECONDS:
+            self._excused_at = now
+        self._looked_at = now
+        beaten_at = self._commons.pulses.last(self._index)
+        silent_seconds = now - max(self._started_at, beaten_at, self._excused_at)
+        if self._has_read():
+            self._read_at = now
+        if not beaten_at and silent_seconds > START_SECONDS:
+            self._hung = f"it did not start within {START_SECONDS:g} s"
+        elif beaten_at and silent_seconds > SILENT_SECONDS:
+            self._hung = f"its event loop has stood still for {SILENT_SECONDS:g} s"
+        elif now - max(self._read_at, self._excused_at) > _DEAF_SECONDS:
+            self._hung = f"it has read nothing that it was told for {_DEAF_SECONDS:g} s"
+        if self._hung and self._process is not None:
+            self._process.kill()
+
+    def _has_read(self) -> bool:
+        """Whether all that it was told is out."""
+        try:
+            return self._lines is None or self._lines.flush()
+        except OSError:
+            return True  # it has hung up, as it ends
 
     def _bury(self, status: int) -> None:
         now = time.monotonic()
@@ -170,16 +218,17 @@ class RouterSlot:
         waits = _FIRST_WAIT_SECONDS * 2.0 ** min(self._early_deaths - 1, 10) if self._early_deaths else 0.0
         self._begins_at = now + min(waits, _LONGEST_WAIT_SECONDS)
         if not self.is_ready and not self._failure:
-            self._failure = f"its process ended with status {status}{self._last_words()}"
-        if not self._ending:
-            self._progress(f"{self.name} is down ({self._failure or f'status {status}'}); another takes its place")
-        self.is_ready = False
+            self._failure = self._hung or f"its process ended with status {status}{self._last_words()}"
+        reason = self._failure or self._hung or f"status {status}"
+        self.is_ready, self._hung = False, ""
         self._commons.forget(self._index)
-        self.answers.clear()
+        self._answers.clear()
         self._process = None
         self._hang_up()
         if self._task["metrics_folder"]:
             mark_process_dead(self._index, self._task["metrics_folder"])  # type: ignore[no-untyped-call]
+        if not self._ending:  # last: whoever watches may be gone, and telling fails
+            self._progress(f"{self.name} is down ({reason}); another takes its place")
 
     def _last_words(self) -> str:
         """The last line of what it has logged, where that was not shown."""
@@ -197,7 +246,7 @@ class RouterSlot:
     def _send(self, message: Mapping[str, Any]) -> None:
         if self._lines is not None:
             with contextlib.suppress(OSError):  # it has died; the next `look` sees it
-                self._lines.send(dict(message))
+                self._lines.post(dict(message))
 
 
 # Told of what an operator wants, with the number that its answer is to have.

@@ -121,26 +121,31 @@ class RouterProcesses:
         }
 
     def ask(self, what: str, seconds: float) -> list[Any]:
-        """What every router answers; None for one that does not within so long."""
+        """What every router answers; None for one that does not within so long, or has died meanwhile.
+
+        Each question has a number: an answer that comes too late is not taken for that of the next one.
+        """
         deadline = time.monotonic() + seconds
         with self._lock:
-            for slot in self._slots:
-                slot.ask(what)
-        while time.monotonic() < deadline:
-            self._look()
-            if all(what in slot.answers for slot in self._slots):
-                break
+            asked = [(slot, slot.ask(what)) for slot in self._slots]
+        while True:
+            with self._lock:
+                self._look()
+                if all(slot.has_answered(question) for slot, question in asked) or time.monotonic() >= deadline:
+                    return [slot.answer(question) for slot, question in asked]
             time.sleep(_LOOK_SECONDS)
-        return [slot.answers.get(what) for slot in self._slots]
 
     def pids(self, seconds: float) -> list[int]:
         """Of the routers, once all are ready. Raises ClusterError where that takes longer."""
         deadline = time.monotonic() + seconds
-        while waiting := self.unready():
+        while True:
+            with self._lock:  # so that none has died between the two
+                waiting, pids = self.unready(), [slot.pid for slot in self._slots]
+            if not waiting:
+                return pids
             if time.monotonic() > deadline:
                 raise ClusterError(f"{', '.join(waiting)} did not start within {seconds:.0f} s")
             time.sleep(_LOOK_SECONDS)
-        return [slot.pid for slot in self._slots]
 
     def stop(self) -> None:
         """Lets them finish what they have, for as long as settings say; stopping again does nothing."""
@@ -165,7 +170,10 @@ class RouterProcesses:
 
     def _watch(self) -> None:
         while not self._done.wait(_WATCH_SECONDS):
-            self._look()
+            try:
+                self._look()
+            except Exception:  # a bug of ours must not end what keeps the routers
+                log.exception("keeping the routers failed")
 
     def _look(self) -> None:
         """What they have told; and a new one wherever one has died."""

@@ -1,6 +1,7 @@
 """`triptych serve`: start a cluster, stay until told to stop, end what was started and nothing else."""
 
 import argparse
+import contextlib
 import signal
 import threading
 from collections.abc import Callable
@@ -17,14 +18,29 @@ from triptych.models.card import ModelCard, load_card
 from triptych.models.folder import EMBEDDED_MODEL
 
 
+class Terminal(Console):
+    """Where a server says how things go. It goes on, and ends in order, where nobody reads that any more."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True, highlight=False)
+
+    def say(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # as of a terminal that was closed
+            self.print(text, style="dim")
+
+    def on_broken_pipe(self) -> None:
+        """As where Ctrl-C has ended whoever it was piped to, too. Rich would end this program, or its thread."""
+        self.quiet = True
+
+
 def run(arguments: argparse.Namespace) -> int:
-    console = Console(stderr=True)
+    terminal = Terminal()
     settings = settings_from(arguments)
-    console.print(f"model {settings.serve.model}", style="dim", highlight=False)
-    settings, card = with_card(settings, lambda text: console.print(text, style="dim", highlight=False))
+    terminal.say(f"model {settings.serve.model}")
+    settings, card = with_card(settings, terminal.say)
     check(settings, card)
     stop = threading.Event()
-    supervisor = Supervisor(settings, lambda text: console.print(text, style="dim", highlight=False), show_logs=True)
+    supervisor = Supervisor(settings, terminal.say, show_logs=True)
     port = 0
     try:
         _on_signals(signal.default_int_handler)  # until it is up, any of them ends it like Ctrl-C
@@ -41,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         if port:  # one that could not start has only its reason to tell
             seconds = settings.router.drain_seconds
-            console.print(f"stopping; answers get {seconds:g} s, a second Ctrl-C cuts them off", style="dim")
+            terminal.say(f"stopping; answers get {seconds:g} s, a second Ctrl-C cuts them off")
             _on_signals(lambda *_: supervisor.hurry())
         supervisor.stop()
     return 1 if supervisor.lost.is_set() else 0

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from triptych.cluster.names import set_in
@@ -29,12 +30,10 @@ _REPORT_SECONDS = 10.0  # after which a server that says nothing has gone, and i
 class SetKeeper:
     """Any thread may call. Times are on the monotonic clock."""
 
-    def __init__(
-        self, sets: Sets, drain_seconds: float, *, room: Callable[[], None], kept: Callable[[Sets], None]
-    ) -> None:
+    def __init__(self, sets: Sets, drain_seconds: float, *, room: Callable[[], None], kept: Callable[[], None]) -> None:
         """drain_seconds: that requests may take to end with a set that finishes
 
-        room: raises InvalidRequest where no other set would fit; kept: told of every change, under a lock
+        room: raises InvalidRequest where no other set would fit; kept: called behind every change
         """
         self._room = room
         self._sets = sets
@@ -69,12 +68,12 @@ class SetKeeper:
         seconds: after which it is given up; keep_seconds: for which the one before is kept
         Raises InvalidRequest for what cannot be.
         """
-        with self._lock:
+        with self._changing():
             now = time.monotonic()
             kept_until = now + keep_seconds
             found = serving_again(self._sets, model, max(now + self._drain_seconds, kept_until), kept_until)
             if found is not None and not self._sets.in_phase(Phase.COMING):
-                self._change(found)
+                self._sets = found
                 return
         self._bring_up(model, seconds, keep_seconds)
 
@@ -83,10 +82,10 @@ class SetKeeper:
 
         seconds: after which a new set is given up
         """
-        with self._lock:
+        with self._changing():
             found = taken_back(self._sets, time.monotonic() + self._drain_seconds)
             if found is not None:
-                self._change(found)
+                self._sets = found
                 return
         if not self._sets.previous:
             raise InvalidRequest("there is nothing to go back to: no other model has been served")
@@ -95,8 +94,8 @@ class SetKeeper:
     def _bring_up(self, model: str, seconds: float, keep_seconds: float) -> None:
         reloaded(self._sets, model, 0.0)  # raises where none may come, before anybody looks for room
         self._room()  # without the lock: it asks Ray, which may take its time
-        with self._lock:
-            self._change(reloaded(self._sets, model, time.monotonic() + seconds, keep_seconds))
+        with self._changing():
+            self._sets = reloaded(self._sets, model, time.monotonic() + seconds, keep_seconds)
 
     def look(
         self, counts: Mapping[str, int], workers: Sequence[WorkerView], failures: Mapping[str, str]
@@ -106,10 +105,10 @@ class SetKeeper:
         counts: workers wanted, by group; failures: why workers that are not there have failed, by id
         """
         now = time.monotonic()
-        with self._lock:
+        with self._changing():
             self._reports = {name: told for name, told in self._reports.items() if now - told[0] < _REPORT_SECONDS}
             facts = self._facts(counts, workers, failures)
-            self._change(proceeded(self._sets, facts, now, self._drain_seconds))
+            self._sets = proceeded(self._sets, facts, now, self._drain_seconds)
             before, self._told = self._told, self._sets
             return changes(before, self._sets)
 
@@ -128,11 +127,15 @@ class SetKeeper:
             )
             return {"sets": views, "trouble": self._sets.trouble, "turn": self._sets.turn}
 
-    def _change(self, sets: Sets) -> None:
-        """Under the lock."""
-        if sets != self._sets:
-            self._sets = sets
-            self._kept(sets)
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """The lock. Whoever keeps the sets is told once it is free again: that may take as long as Ray is away."""
+        with self._lock:
+            before = self._sets
+            yield
+            is_changed = self._sets != before
+        if is_changed:
+            self._kept()
 
     def _facts(self, counts: Mapping[str, int], workers: Sequence[WorkerView], failures: Mapping[str, str]) -> Facts:
         sets, reports = self._sets, [report for _, report in self._reports.values()]

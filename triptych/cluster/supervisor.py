@@ -29,10 +29,8 @@ Progress = Callable[[str], None]
 
 _START_SECONDS = 600.0
 _READY_SECONDS = 150.0  # a first self-test may take two minutes: router/pipeline/proving.py
-_POLL_SECONDS = 0.1
-_SHORT_SECONDS = 0.05
-_CALL_SECONDS = 5.0
-_STOP_SECONDS = 5.0
+_POLL_SECONDS, _SHORT_SECONDS = 0.1, 0.05
+_CALL_SECONDS = _STOP_SECONDS = 5.0
 _PORT_SECONDS = 15.0
 _FAULTY_SECONDS = 1.0
 
@@ -43,18 +41,17 @@ class Supervisor:
     def __init__(self, settings: Settings, progress: Progress = log.info, show_logs: bool = False) -> None:
         """show_logs: print what workers and router log, as a person at a terminal wants it"""
         self._settings = named(with_secret(settings))
-        self._show_logs = show_logs
-        self._progress = progress
+        self._show_logs, self._progress = show_logs, progress
         self._runtime: RayRuntime | None = None
         self._ahead: CompilingAhead | None = None
         self._crew: Crew | DetachedCrew | None = None
         self._is_up = False
         self._routers: RouterProcesses | None = None
         self._joined: frozenset[tuple[str, int]] = frozenset()  # id and incarnation, where every router has it ready
-        self._told = -1  # the last of the crew's news that was passed on
+        self._told, self._looked_at = -1, 0.0  # the crew's news that was passed on last; when workers of no use were
         self._done = threading.Event()
         self.lost = threading.Event()  # Ray itself has gone, and our actors with it
-        self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
+        self._watcher: threading.Thread | None = None
         self.port = 0
 
     def start(self) -> int:
@@ -70,6 +67,8 @@ class Supervisor:
             self.stop()
             raise
         self._is_up = True
+        who = self._crew, self._routers
+        self._watcher = threading.Thread(target=self._watch, args=who, name="supervisor", daemon=True)
         self._watcher.start()
         return self.port
 
@@ -141,9 +140,8 @@ class Supervisor:
         if self._crew is None:
             return []
         view = self._crew.view()
-        groups = list(view.counts)
         workers = [worker for worker in view.workers if set_in(worker.worker_id) == view.serving]
-        order = sorted(workers, key=lambda worker: (groups.index(worker.group), index_in(worker.worker_id)))
+        order = sorted(workers, key=lambda worker: (list(view.counts).index(worker.group), index_in(worker.worker_id)))
         return [worker.worker_id for worker in order]
 
     def router_pids(self) -> list[int]:
@@ -162,7 +160,7 @@ class Supervisor:
         self._done.set()
         if self._ahead is not None:
             self._ahead.stop()
-        if self._watcher.is_alive():
+        if self._watcher is not None:
             self._watcher.join(timeout=_STOP_SECONDS)
         if self._routers is not None:
             self._routers.stop()
@@ -205,34 +203,36 @@ class Supervisor:
             for name, _, reason in self._faulty(routers) if not isinstance(crew, DetachedCrew) or crew.is_new else ():
                 raise ClusterError(f"no request can be sent to {name}: {reason}")
             if time.monotonic() > deadline:
-                reasons: dict[str, str] = {}
-                for told in routers.ask("reasons", _CALL_SECONDS):
-                    reasons |= told or {}
+                told = [answer or {} for answer in routers.ask("reasons", _CALL_SECONDS)]
+                reasons = {name: reason for answer in told for name, reason in answer.items()}
                 each = "; ".join(f"{name}: {reasons.get(name, 'not known yet')}" for name in sorted(waiting))
                 raise ClusterError(f"no request can be sent to {each}")
             time.sleep(_SHORT_SECONDS)
 
-    def _watch(self) -> None:
+    def _watch(self, crew: Crew | DetachedCrew, routers: RouterProcesses) -> None:
         """Keep every router's list current."""
-        assert self._crew is not None
-        assert self._routers is not None
-        looked_at = time.monotonic()
-        while not self._done.wait(_POLL_SECONDS):
-            if self._runtime is not None and self._runtime.is_gone and not self._return():
-                self._progress("Ray has gone, and this server's workers with it")
-                self.lost.set()
-                return
-            view = self._crew.view()
-            self._pass_on(view)
-            if view.is_lost:
-                self.lost.set()
-                return
-            self._join(view, self._routers)
-            if len(view.sets) > 1:
-                self._crew.hear(self._routers.report())
-            if time.monotonic() - looked_at >= _FAULTY_SECONDS:
-                looked_at = time.monotonic()
-                self._replace_faulty(self._crew, self._routers)
+        while not (self._done.wait(_POLL_SECONDS) or self.lost.is_set()):
+            try:
+                self._look(crew, routers)
+            except Exception:  # a bug of ours, or of Ray's client: routers must be told of workers all the same
+                log.exception("keeping the routers' lists current failed")
+
+    def _look(self, crew: Crew | DetachedCrew, routers: RouterProcesses) -> None:
+        if self._runtime is not None and self._runtime.is_gone and not self._return():
+            self._progress("Ray has gone, and this server's workers with it")
+            self.lost.set()
+            return
+        view = crew.view()
+        self._pass_on(view)
+        if view.is_lost:
+            self.lost.set()
+            return
+        self._join(view, routers)
+        if len(view.sets) > 1:
+            crew.hear(routers.report())
+        if time.monotonic() - self._looked_at >= _FAULTY_SECONDS:
+            self._looked_at = time.monotonic()
+            self._replace_faulty(crew, routers)
 
     def _replace_faulty(self, crew: Crew | DetachedCrew, routers: RouterProcesses) -> None:
         for worker_id, incarnation, reason in self._faulty(routers):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.router.loopback_prefill import token_id
-from tests.router.serving import picture, serving, tiers
+from tests.router.serving import expected, picture, serving, tiers
 from triptych import wire
 from triptych.errors import ClaimExpired, TransferFailed
 from triptych.journey import new_request_id
@@ -15,10 +14,6 @@ from triptych.sampling import Sampling
 
 pytestmark = pytest.mark.anyio
 TEXT = {"type": "text", "text": "what is it?"}
-
-
-def expected(count: int) -> list[int]:
-    return [token_id(0, position) for position in range(count)]
 
 
 async def test_prefill_is_asked_for_the_kv_that_decode_has_not(card: ModelCard) -> None:

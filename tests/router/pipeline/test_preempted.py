@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from tests.router.pipeline.test_pipeline import TEXT, expected
-from tests.router.serving import picture, serving, tiers
+from tests.router.serving import TEXT, expected, picture, serving, tiers
 from triptych.errors import Preempted
 from triptych.models.card import ModelCard
 

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from tests.router.loopback import LoopbackWorker
-from tests.router.loopback_prefill import token_id
-from tests.router.serving import picture, serving, tiers, until
+from tests.router.serving import TEXT, expected, picture, serving, tiers, until
 from triptych.errors import ClaimExpired, TransferFailed
 from triptych.journey import new_request_id
 from triptych.models.card import ModelCard
@@ -17,13 +16,8 @@ from triptych.router.pipeline.request import Prepared, Request
 from triptych.sampling import Sampling
 
 pytestmark = pytest.mark.anyio
-TEXT = {"type": "text", "text": "what?"}
 NAMES = ("red-circle.png", "sign-tea.png", "chart.png", "letters.png", "tower.png")
 PICTURES = [picture(name) for name in NAMES]
-
-
-def expected(count: int) -> list[int]:
-    return [token_id(0, position) for position in range(count)]
 
 
 def stages(worker: LoopbackWorker, *names: str) -> list[str]:
