@@ -43,6 +43,11 @@ def test_a_line_of_text_names_its_request_once() -> None:
     assert TextFormatter().format(record("it broke")).endswith("it broke")
 
 
+def test_a_line_of_text_names_its_process() -> None:
+    assert TextFormatter("encode-1").format(record("it broke")).endswith(" encode-1 triptych.here WARNING it broke")
+    assert TextFormatter("100%s").format(record("it broke")).endswith(" 100%s triptych.here WARNING it broke")
+
+
 def test_what_a_worker_logs_in_a_call_names_the_callers_request() -> None:
     door = Door(incarnation=7, fingerprint=b"f", longest_lease_seconds=1)
     envelope = common_pb2.Envelope(

@@ -23,17 +23,18 @@ def about(request_id: str, trace_id: str = "") -> None:
 
 
 def log_to_stderr(level: str, log_format: str, process: str = "") -> None:
-    """log_format: text or json; process: how lines of JSON call this one, as encode-1"""
+    """log_format: text or json; process: how lines call this one, as encode-1"""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JSONFormatter(process) if log_format == "json" else TextFormatter())
+    handler.setFormatter(JSONFormatter(process) if log_format == "json" else TextFormatter(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 class TextFormatter(logging.Formatter):
-    """For people."""
+    """For people, who have lines of several processes before them."""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(name)s %(levelname)s %(message)s")
+    def __init__(self, process: str = "") -> None:
+        who = f"{process} ".replace("%", "%%") if process else ""
+        super().__init__(f"%(asctime)s {who}%(name)s %(levelname)s %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line, (request_id, _) = super().formatMessage(record), _about.get()

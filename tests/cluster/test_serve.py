@@ -1,11 +1,13 @@
 """`triptych serve` where it cannot start, or is told not to."""
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -127,3 +129,25 @@ def test_a_server_whose_words_nobody_reads_goes_on() -> None:
         process.stderr.close()  # as where Ctrl-C has ended the pager, or `tee`, as well
         out, _ = process.communicate(timeout=START_SECONDS)
     assert (process.returncode, out) == (0, b"goes on\n")
+
+
+def test_each_line_is_an_object_where_json_is_asked_for_and_names_its_process() -> None:
+    command = [sys.executable, "-m", "triptych.cli", "serve", "--device", "cpu", "--port", "0", "--log-format", "json"]
+    environment = os.environ | {"TRIPTYCH_SERVE_RAY": "local", "TRIPTYCH_LANGUAGE_KV_BYTES": str(64 << 20)}
+    with tempfile.TemporaryFile("w+") as log:
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+            watchdog = threading.Timer(START_SECONDS, process.kill)
+            watchdog.start()
+            assert process.stdout is not None
+            ready = process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            watchdog.cancel()
+        log.seek(0)
+        lines = log.read().splitlines()
+    assert ready.startswith("Triptych is ready"), lines[-20:]
+    told = [json.loads(line) for line in lines]
+    assert {"serve", "router-0", "encode-0", "prefill-0", "decode-0"} == {line["process"] for line in told}
+    # Lines that are alike but for a name or a number are told of each process: Ray would make one of them.
+    loaded = [line["process"] for line in told if re.match("worker .* ready on cpu", line["message"])]
+    assert sorted(loaded) == ["decode-0", "encode-0", "prefill-0"]

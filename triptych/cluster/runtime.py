@@ -40,7 +40,6 @@ class RayRuntime:
         Raises ConfigError when no Ray answers at an address that was named.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # two workers' equal lines are two facts
         # Ray's workers would come after whatever else this machine does (15): routers first, then what they wait for.
         os.environ.setdefault("RAY_worker_niceness", "0")
         # A fractional or zero GPU share must not hide the device from an actor that asked for the CPU.
