@@ -42,6 +42,14 @@ def test_times_are_those_of_the_server() -> None:
     assert sample.ended >= sample.chunks[-1]
 
 
+def test_a_run_that_takes_long_says_how_far_it_is() -> None:
+    told: list[str] = []
+    with ScriptedServer(lambda body: Answer(words(3, first_after=0.3))) as server:
+        run_bench(small(server.url, requests=2, warmup=1), told.append, told_every=0.1)
+    assert told[:3] == ["making 0 pictures", "warming up with 1 requests", "sending 2 requests"]
+    assert "1 of 2 have ended" in told
+
+
 def test_overhead_on_a_quiet_path_is_small() -> None:
     with ScriptedServer(lambda body: Answer(words(2))) as server:
         result = run_bench(small(server.url, requests=50, max_tokens=2))

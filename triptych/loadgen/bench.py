@@ -41,19 +41,23 @@ class BenchResult:
         }
 
 
-def run_bench(options: BenchOptions, progress: Callable[[str], None] = lambda text: None) -> BenchResult:
+def run_bench(
+    options: BenchOptions, progress: Callable[[str], None] = lambda text: None, told_every: float = 10.0
+) -> BenchResult:
     """Make the pictures, warm the server up, send everything, measure.
 
-    progress is told what begins. Raises ClusterError when no model is named and the server lists none; what goes wrong
-    later is counted, never raised.
+    progress is told what begins and, every `told_every` seconds, how far it is. Raises ClusterError when no model is
+    named and the server lists none; what goes wrong later is counted, never raised.
     """
-    options, exchanges = asyncio.run(_drive(options, progress))
+    options, exchanges = asyncio.run(_drive(options, progress, told_every))
     origin = min(exchange.sent or exchange.due for exchange in exchanges)
     samples = tuple(judge(exchange, origin) for exchange in exchanges)
     return BenchResult(options, samples, measure(samples, options))
 
 
-async def _drive(options: BenchOptions, progress: Callable[[str], None]) -> tuple[BenchOptions, Sequence[Exchange]]:
+async def _drive(
+    options: BenchOptions, progress: Callable[[str], None], told_every: float
+) -> tuple[BenchOptions, Sequence[Exchange]]:
     async with ChatClient(options) as client:
         if not options.model:
             options = dataclasses.replace(options, model=await client.first_model())
@@ -63,9 +67,21 @@ async def _drive(options: BenchOptions, progress: Callable[[str], None]) -> tupl
             progress(f"warming up with {options.warmup} requests")
             await closed_loop(client, make_bodies(options, WARMUP), options.concurrency)
         progress(f"sending {options.requests} requests")
-        if options.rate is None:
-            return options, await closed_loop(client, bodies, options.concurrency)
-        return options, await open_loop(client, bodies, arrival_times(options))
+        telling = asyncio.create_task(_tell(client, options.requests, progress, told_every))
+        try:
+            if options.rate is None:
+                return options, await closed_loop(client, bodies, options.concurrency)
+            return options, await open_loop(client, bodies, arrival_times(options))
+        finally:
+            telling.cancel()
+
+
+async def _tell(client: ChatClient, requests: int, progress: Callable[[str], None], every: float) -> None:
+    """A slow server is no reason to think that nothing goes on."""
+    before = client.num_ended
+    while True:
+        await asyncio.sleep(every)
+        progress(f"{client.num_ended - before} of {requests} have ended")
 
 
 def render(result: BenchResult) -> Table:

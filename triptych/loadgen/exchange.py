@@ -39,6 +39,7 @@ class ChatClient:
         if options.slo_class:
             self._headers["X-Triptych-SLO"] = options.slo_class
         self._timeout = aiohttp.ClientTimeout(total=options.timeout_seconds)
+        self.num_ended = 0  # of the exchanges sent, whatever became of them
 
     async def __aenter__(self) -> "ChatClient":
         trace = aiohttp.TraceConfig()
@@ -78,6 +79,7 @@ class ChatClient:
         except (aiohttp.ClientError, OSError) as error:
             exchange.failure = f"connection: {type(error).__name__}: {error}"
         exchange.ended = time.perf_counter()
+        self.num_ended += 1
         return exchange
 
 
