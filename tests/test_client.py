@@ -38,7 +38,33 @@ def test_who_asks_the_public_port_hears_of_the_admin_port(
     assert "a server with an admin port answers there: --url http://HOST:ADMIN_PORT" in capsys.readouterr().err
 
 
-COMMANDS = (["ask", "?"], ["status"], ["scale"], ["role", "w", "r"], ["bench"], ["batch", "a", "b"])
+COMMANDS = (
+    ["ask", "?"],
+    ["status"],
+    ["scale"],
+    ["role", "w", "r"],
+    ["bench"],
+    ["batch", "a", "b"],
+    ["timeline", "i"],
+    ["reload"],
+)
+
+
+class KeysOnly(QuietHandler):
+    def do_GET(self) -> None:
+        body = {"error": {"message": "the API key is missing or wrong", "code": "invalid_api_key"}}
+        self.answer(401, {"content-type": "application/json"}, json.dumps(body).encode())
+
+
+def test_who_has_sent_no_key_hears_how_to(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for variable in ("TRIPTYCH_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+    told = "no key was sent: --api-key KEY, or TRIPTYCH_API_KEY in the environment"
+    with WebServer(KeysOnly) as server:
+        assert main(["status", "--url", server.url]) == 1
+        assert told in capsys.readouterr().err
+        assert main(["status", "--url", server.url, "--api-key", "wrong"]) == 1
+        assert told not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -89,8 +89,12 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any free one (default: 8000)")
     parser.add_argument("--log-format", choices=("text", "json"), help="json: one object a line, one for each request")
     parser.add_argument("--admin-port", type=int, help="port that /metrics, /admin/ and /v1/cluster move to")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="auto: a GPU where there is one")
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        help="auto: float32 on the CPU, the checkpoint's own on a GPU",
+    )
     parser.add_argument("--load-format", choices=("auto", "dummy"), help="dummy: random weights, for measuring")
     parser.add_argument(
         "--gpu-share",
@@ -150,7 +154,7 @@ def _add_timeline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("request", metavar="ID", help="the request's x-request-id")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a trace that https://ui.perfetto.dev opens")
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
-    parser.add_argument("--api-key", default="", help="of whoever asked the request, or an operator's")
+    _add_key(parser, "of whoever asked the request, or an operator's")
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
@@ -215,17 +219,17 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default=DEFAULT_URL, help=f"any OpenAI-compatible server (default: {DEFAULT_URL})")
     parser.add_argument("--model", help="model name (default: the first the server lists)")
-    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--requests", type=int, default=32, help="so many in all (default: 32)")
     parser.add_argument("--images", type=int, default=1, help="images per request")
     parser.add_argument("--size", default="224x224", help="image size, WIDTHxHEIGHT")
-    parser.add_argument("--text-tokens", type=int, default=32, help="words of text per request")
-    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--text-tokens", type=int, default=32, help="words of text per request (default: 32)")
+    parser.add_argument("--max-tokens", type=int, default=32, help="tokens of each answer (default: 32)")
     pace = parser.add_mutually_exclusive_group()
     pace.add_argument("--concurrency", type=int, help="closed loop: requests in flight (default: 1)")
     pace.add_argument("--rate", type=float, help="open loop: Poisson arrivals per second")
     parser.add_argument("--repeat-share", type=float, default=0.0, help="share of images that were sent before")
-    parser.add_argument("--warmup", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--warmup", type=int, default=2, help="requests before those that count (default: 2)")
+    parser.add_argument("--seed", type=int, default=0, help="of pictures, words and arrivals")
     parser.add_argument("--slo", default="", metavar="CLASS", help="class of service: limits, and what requests name")
     parser.add_argument("--config", type=Path, help="the server's file of settings, for its classes of service")
     parser.add_argument("--slo-ttft", type=float, help="seconds (default: the class's, as the following)")

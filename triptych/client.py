@@ -14,6 +14,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from triptych.config import CLIENT_KEY_VARIABLE
 from triptych.errors import ClusterError, InvalidRequest
 
 _CONNECT_SECONDS = 5.0
@@ -188,6 +189,8 @@ class Client:
         path = response.request.url.path
         if response.status_code == httpx.codes.NOT_FOUND and path.startswith(_OF_OPERATORS):
             message += "; a server with an admin port answers there: --url http://HOST:ADMIN_PORT"
+        if response.status_code == httpx.codes.UNAUTHORIZED and "Authorization" not in self._http.headers:
+            message += f"; no key was sent: --api-key KEY, or {CLIENT_KEY_VARIABLE} in the environment"
         raise ClusterError(f"the server refused ({response.status_code}): {message}")
 
 
