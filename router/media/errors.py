@@ -13,7 +13,8 @@ def failed(reason: str) -> InvalidMedia:
 
 def not_allowed() -> InvalidMedia:
     """Whatever policy it was, and whatever is there."""
-    return InvalidMedia("this server does not fetch images from there", code="media_url_not_allowed")
+    told = "this server does not fetch images from there; send a data: URI, or its operator may allow it: docs/media.md"
+    return InvalidMedia(told, code="media_url_not_allowed")
 
 
 def no_such_root() -> InvalidMedia:
