@@ -34,7 +34,7 @@ class ServeSettings:
     gpu_share: float = 0.9  # of each GPU's total memory, over all workers placed on it
     gpu_shares: tuple[str, ...] = ()  # of a GPU, for each worker of a role: encode=0.2, decode=0.5. Others: as below
     gpus_per_worker: float = 0.0  # that each worker asks Ray for; 0: an equal share of those that are there at start
-    max_workers: int = 64  # that `triptych scale` may ask for: each takes 850 MB and more
+    max_workers: int = 64  # that `triptych scale` may ask for: each takes 0.9 GB and more
     drain_seconds: float = 0.0  # that a worker gets for what it has when it is to go. 0: router.request_timeout_seconds
     # That a device may take for one step, or one batch of images: a worker that takes longer gets nothing new, and one
     # that takes half as long again is ended, so that another takes its place. 0: 30 on CUDA, 300 on the CPU, which may
