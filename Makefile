@@ -46,10 +46,10 @@ serve: $(STAMP)
 	$(BIN)/triptych serve $(ARGS)
 
 test: $(STAMP) links
-	$(BIN)/python -m pytest -m "not gpu and not cluster" $(ARGS)
+	$(BIN)/python -m pytest -rs -m "not gpu and not cluster" $(ARGS)
 
 test-cluster: $(STAMP) links
-	$(BIN)/python -m pytest -m cluster tests/three_hosts tests/cluster/test_fault_hosts.py $(ARGS)
+	$(BIN)/python -m pytest -rs -m cluster tests/three_hosts tests/cluster/test_fault_hosts.py $(ARGS)
 
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak $(ARGS)
@@ -109,7 +109,7 @@ load-guidellm: $(STAMP) build/guidellm/.installed
 test-gpu:
 	$(PYTHON) -c 'import triptych.services' 2>/dev/null || \
 	  $(PYTHON) -m pip install -q --no-deps --no-build-isolation -e .
-	$(PYTHON) -m pytest -m gpu tests/gpu tests/tiny_vl/test_gpu.py $(ARGS)
+	$(PYTHON) -m pytest -rs -m gpu tests/gpu tests/tiny_vl/test_gpu.py $(ARGS)
 
 # No virtual environment here either. ARGS="--seconds 600" ends a leg after that long: the same command begins the next one
 # from what build/tiny-vl holds, until all steps are done and the model takes the embedded one's place.
