@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.shell import DEPLOY
+from triptych.cli import main
 from triptych.config import load_settings
 
 UNIT = DEPLOY / "systemd" / "triptych.service"
@@ -54,6 +55,15 @@ def test_the_node_is_looked_over_before_the_server_starts() -> None:
     assert found["ExecStartPre"].startswith(f"{PROGRAM} doctor ")
     assert found["ExecStart"].startswith(f"{PROGRAM} serve ")
     assert found["ExecStart"].split()[-2:] == found["ExecStartPre"].split()[-2:], "both read the same settings"
+
+
+def test_it_is_started_again_unless_its_settings_cannot_be(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    settings = tmp_path / "triptych.toml"
+    settings.write_text("[router]\nprot = 8000\n")
+    found = options()
+    assert found["Restart"] == "on-failure"
+    assert int(found["RestartPreventExitStatus"]) == main(["serve", "--config", str(settings)])
+    assert "did you mean router.port" in capsys.readouterr().err
 
 
 def test_more_files_may_be_open_than_a_router_takes_connections() -> None:
