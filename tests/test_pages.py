@@ -40,6 +40,13 @@ def test_each_link_leads_to_a_file_and_a_heading_that_are_there(page: Path) -> N
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_each_file_of_this_repository_that_is_named_is_there(page: Path) -> None:
+    rooms = "|".join(("deploy", "docs", "bench", "tests", "tools", "proto", "router", "services", "triptych"))
+    named = re.findall(rf"`((?:{rooms})/[\w./-]*\w)", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_each_setting_is_one(page: Path) -> None:
     tables = "|".join(sorted({key.partition(".")[0] for key in SETTINGS}))
     named = set(re.findall(rf"`((?:{tables})\.(?!py`)[a-z_]*[a-z])(?=[`\s=])", page.read_text()))
