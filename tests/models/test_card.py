@@ -131,6 +131,12 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
         load_card(str(folder), "auto")
 
 
+def test_another_family_is_named_before_the_files_that_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ConfigError, match="model_type is 'llama'; known ones: qwen2_5_vl"):
+        load_card(str(tmp_path), "auto")
+
+
 def test_weights_that_are_cut_short_are_named(folder: Path) -> None:
     file = folder / "model-00002-of-00002.safetensors"
     with file.open("r+b") as stream:

@@ -30,7 +30,7 @@ class Terminal(Console):
 
     def say(self, text: str) -> None:
         with contextlib.suppress(OSError):  # as of a terminal that was closed
-            self.print(text, style="dim")
+            self.print(text, style="dim", soft_wrap=True)  # a line each, also where it goes to a file
 
     def on_broken_pipe(self) -> None:
         """As where Ctrl-C has ended whoever it was piped to, too. Rich would end this program, or its thread."""

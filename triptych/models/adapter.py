@@ -80,8 +80,12 @@ def adapter_for(config: Mapping[str, Any], processor_config: Mapping[str, Any]) 
 
     processor_config: the image processor's own settings. Raises ConfigError for a family that is not known.
     """
+    require_known_family(config)
+    return _ADAPTER_BY_MODEL_TYPE[str(config["model_type"])](config, processor_config)
+
+
+def require_known_family(config: Mapping[str, Any]) -> None:
+    """Raises ConfigError. To be asked first: others lack files that ours have, and their names would tell nothing."""
     model_type = config.get("model_type")
-    build = _ADAPTER_BY_MODEL_TYPE.get(str(model_type))
-    if build is None:
+    if str(model_type) not in _ADAPTER_BY_MODEL_TYPE:
         raise ConfigError(f"model_type is {model_type!r}; known ones: {', '.join(sorted(_ADAPTER_BY_MODEL_TYPE))}")
-    return build(config, processor_config)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from triptych.errors import ConfigError
-from triptych.models.adapter import Adapter, adapter_for
+from triptych.models.adapter import Adapter, adapter_for, require_known_family
 from triptych.models.checkpoint import read_header, weights_files
 from triptych.models.config_values import read_json, read_optional_json, text_config, whole_number
 from triptych.models.fingerprint import fingerprint
@@ -60,6 +60,7 @@ def load_card(
         raise ConfigError(f"serve.dtype is {dtype!r}, expected auto or one of {', '.join(DTYPES)}")
     folder = resolve_folder(model, progress)
     config = read_json(folder / CONFIG_FILE)
+    require_known_family(config)
     if "quantization_config" in config:
         raise ConfigError(f"{folder} holds quantised weights, expected float32, bfloat16 or float16")
     text = text_config(config)
