@@ -104,8 +104,7 @@ class AnswerStream(Response):
 
     def _frames(self, tokens: Sequence[Token]) -> bytes:
         frames = self._form.frames(self._choices.feed(tokens), self._usage()).encode()
-        if frames:  # what may become a call of a tool, or a stop string, is held back
-            self._run.request.timeline.respond()
+        self._run.request.timeline.respond()
         return frames
 
     def _timing(self) -> str:

@@ -145,10 +145,8 @@ class _SeveralStream(Response):
         tokens = asked.first
         while tokens:
             deltas = asked.choices.feed(tokens)
-            frames = asked.form.frames(deltas, _sum(self._all_asked))
-            await self._send(send, frames)
-            if frames:
-                asked.run.request.timeline.respond()
+            await self._send(send, asked.form.frames(deltas, _sum(self._all_asked)))
+            asked.run.request.timeline.respond()
             tokens = await asked.run.request.receive()
 
     async def _send(self, send: Send, frames: str, more: bool = True) -> None:

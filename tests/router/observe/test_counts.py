@@ -7,8 +7,7 @@ import httpx
 import pytest
 
 from tests.metrics.test_books import samples
-from tests.router.api.test_tools_http import CALLS, REQUIRED
-from tests.router.serving import Served, chat_body, say, serving, tiers, until
+from tests.router.serving import Served, chat_body, serving, tiers, until
 from triptych.errors import WorkerLost
 from triptych.models.card import ModelCard
 
@@ -69,16 +68,12 @@ async def test_a_stream_that_fails_is_counted_once(card: ModelCard) -> None:
         assert counted(served)["request_errors_total{error=WorkerLost}"] == 2
 
 
-async def test_what_is_held_back_has_not_begun_to_go_out(card: ModelCard) -> None:
-    """A call of a tool is told from text by its first tokens, which the client does not see until then."""
-    workers = say(tiers(card, "epd"), card, CALLS)
-    workers[0].token_pause_seconds = PAUSE
-    async with serving(card, workers) as served:
-        asked = chat_body(stream=True, **REQUIRED)
-        answer = await served.client.post(CHAT, json=asked, headers={"x-request-id": "held"})
-        assert "tool_calls" in answer.text
-        told = (await served.client.get("/v1/requests/held/timeline")).json()
-    assert told["stages"]["respond"] >= 2 * PAUSE
+async def test_each_prompt_of_a_stream_tells_when_its_first_token_went_out(card: ModelCard) -> None:
+    asked = {"model": "tiny_vl", "prompt": ["a", "b"], "max_tokens": 2, "stream": True}
+    async with serving(card, tiers(card, "epd")) as served:
+        await served.client.post(COMPLETIONS, json=asked, headers={"x-request-id": "both"})
+        await until(lambda: served.router.running == 0)
+        assert "respond" in (await served.client.get("/v1/requests/both/timeline")).json()["stages"]
 
 
 async def test_all_prompts_of_a_request_are_timed_from_its_arrival(card: ModelCard) -> None:
