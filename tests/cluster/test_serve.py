@@ -1,5 +1,6 @@
 """`triptych serve` where it cannot start, or is told not to."""
 
+import json
 import os
 import re
 import signal
@@ -88,6 +89,33 @@ def test_traces_without_their_packages_are_refused_in_a_line_that_says_how_to_in
 
 
 START_SECONDS = 120.0  # a liveness bound
+
+
+def test_with_a_log_format_of_json_each_line_of_every_process_is_one_object(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "triptych.cli", "serve", "--log-format", "json", "--topology", "epd"]
+    command += ["--device", "cpu", "--port", "0"]
+    environment = os.environ | {"TRIPTYCH_SERVE_RAY": "local"}
+    log = tmp_path / "log"
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
+    ):
+        watchdog = threading.Timer(START_SECONDS, process.kill)
+        watchdog.start()
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        watchdog.cancel()
+    assert ready.startswith("Triptych is ready")
+    told = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {"supervisor", "router-0", "epd-0"} <= {each["process"] for each in told}
+
+
+def test_equal_lines_of_two_workers_are_two_lines() -> None:
+    asked = "import triptych.cluster.serve, ray._private.ray_constants as constants; print(constants.RAY_DEDUP_LOGS)"
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_DEDUP_LOGS"}
+    assert subprocess.check_output([sys.executable, "-c", asked], env=environment, text=True) == "False\n"
 
 
 def test_a_sigterm_while_its_workers_start_ends_it_with_the_status_of_an_interruption() -> None:

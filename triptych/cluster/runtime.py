@@ -5,7 +5,9 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -31,16 +33,21 @@ class RayRuntime:
     """A connection to Ray; `close` also ends Ray when it was started here, and only then."""
 
     def __init__(
-        self, address: str = "auto", show_logs: bool = False, num_actors: int = 1, namespace: str | None = None
+        self,
+        address: str = "auto",
+        show_logs: bool = False,
+        num_actors: int = 1,
+        namespace: str | None = None,
+        log_format: str = "text",
     ) -> None:
         """address: auto joins what runs here and else starts one, local always starts one; or where Ray is.
 
         show_logs: print what the actors log; num_actors: that will run in a Ray of our own
+        log_format: of what the actors log, text or json
         namespace: of named actors in a Ray that is joined
         Raises ConfigError when no Ray answers at an address that was named.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # two workers' equal lines are two facts
         # Ray's workers would come after whatever else this machine does (15): routers first, then what they wait for.
         os.environ.setdefault("RAY_worker_niceness", "0")
         # A fractional or zero GPU share must not hide the device from an actor that asked for the CPU.
@@ -51,6 +58,8 @@ class RayRuntime:
         self._address, self._gcs_address = address, ""
         self.may_return = False  # once `watch` was called: whether its head keeps what it knows
         self._show_logs = show_logs
+        # Without one of its own Ray writes the actor's name before each line, which is no JSON then.
+        self._logging = ray.LoggingConfig(encoding="JSON", log_level="ERROR") if log_format == "json" else None
         self._namespace = namespace
         if ray.is_initialized():
             return
@@ -110,7 +119,7 @@ class RayRuntime:
         self.started_here = True
 
     def _start_once(self, num_actors: int) -> None:
-        with on_loopback():
+        with on_loopback(), _logging_as_it_is():
             ray.init(
                 address="local",
                 # Our actors ask for none. Ray starts as many processes ahead, and one for each core would be many.
@@ -118,6 +127,7 @@ class RayRuntime:
                 include_dashboard=False,
                 log_to_driver=self._show_logs,
                 logging_level=logging.ERROR,
+                logging_config=self._logging,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 resources={PRIVATE: 1},
             )
@@ -147,12 +157,14 @@ class RayRuntime:
 
     def _init(self, address: str, joining: "Future[None]") -> None:
         try:
-            ray.init(
-                address=address,
-                log_to_driver=self._show_logs,
-                logging_level=logging.ERROR,
-                namespace=self._namespace,
-            )
+            with _logging_as_it_is():
+                ray.init(
+                    address=address,
+                    log_to_driver=self._show_logs,
+                    logging_level=logging.ERROR,
+                    logging_config=self._logging,
+                    namespace=self._namespace,
+                )
         except BaseException as error:
             joining.set_exception(error)
         else:
@@ -165,6 +177,18 @@ class RayRuntime:
         if self._joined_here:
             ray.shutdown()
             self._joined_here = False
+
+
+@contextmanager
+def _logging_as_it_is() -> Iterator[None]:
+    """Ray sets up the logging of whoever joins it, too, by the format that it is told for its workers."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def _remembers() -> bool:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import logging
 import signal
 import threading
 from collections.abc import Callable
@@ -14,8 +15,11 @@ from rich.console import Console
 from triptych.cluster.preflight import check
 from triptych.cluster.supervisor import Supervisor
 from triptych.config import Settings, load_settings
+from triptych.logs import log_to_stderr
 from triptych.models.card import ModelCard, load_card
 from triptych.models.folder import EMBEDDED_MODEL
+
+log = logging.getLogger(__name__)
 
 
 class Terminal(Console):
@@ -34,13 +38,13 @@ class Terminal(Console):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    terminal = Terminal()
     settings = settings_from(arguments)
-    terminal.say(f"model {settings.serve.model}")
-    settings, card = with_card(settings, terminal.say)
+    say = _sayer(settings)
+    say(f"model {settings.serve.model}")
+    settings, card = with_card(settings, say)
     check(settings, card)
     stop = threading.Event()
-    supervisor = Supervisor(settings, terminal.say, show_logs=True)
+    supervisor = Supervisor(settings, say, show_logs=True)
     port = 0
     try:
         _on_signals(signal.default_int_handler)  # until it is up, any of them ends it like Ctrl-C
@@ -57,10 +61,18 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         if port:  # one that could not start has only its reason to tell
             seconds = settings.router.drain_seconds
-            terminal.say(f"stopping; answers get {seconds:g} s, a second Ctrl-C cuts them off")
+            say(f"stopping; answers get {seconds:g} s, a second Ctrl-C cuts them off")
             _on_signals(lambda *_: supervisor.hurry())
         supervisor.stop()
     return 1 if supervisor.lost.is_set() else 0
+
+
+def _sayer(settings: Settings) -> Callable[[str], None]:
+    """What says how things go: to a person at a terminal, or as one more process whose lines are JSON."""
+    if settings.observe.log_format == "json":
+        log_to_stderr("info", "json", "supervisor")
+        return log.info
+    return Terminal().say
 
 
 def with_card(settings: Settings, progress: Callable[[str], None]) -> tuple[Settings, ModelCard]:

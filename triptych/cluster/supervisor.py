@@ -125,8 +125,8 @@ class Supervisor:
     def _join_ray(self, num_actors: int) -> bool:
         """Whether it was started here."""
         self._progress("looking for Ray")
-        serve = self._settings.serve
-        self._runtime = RayRuntime(serve.ray, self._show_logs, num_actors, f"triptych-{serve.cluster}")
+        serve, log_format = self._settings.serve, self._settings.observe.log_format
+        self._runtime = RayRuntime(serve.ray, self._show_logs, num_actors, f"triptych-{serve.cluster}", log_format)
         self._runtime.watch()
         started_here = self._runtime.started_here
         self._progress(f"Ray {'started for this server alone' if started_here else 'joined, it was running already'}")
