@@ -1,6 +1,5 @@
 """What the client sees of each choice: its text, logprobs and finish, as the tokens come."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -109,7 +108,8 @@ class Choices:
         self._finished = [False for _ in branches]
         self._wants_logprobs = wants_logprobs
         self._min_tokens = request.prepared.sampling.min_tokens
-        self._fed_at = 0.0
+        self._came_at = [0.0 for _ in branches]  # each choice's latest token, on time.perf_counter
+        self._has_begun = False
 
     @property
     def completion_tokens(self) -> int:
@@ -118,16 +118,31 @@ class Choices:
 
     def feed(self, tokens: Sequence[Token]) -> list[Delta]:
         """One delta per choice that has new tokens, in order of their first token."""
-        self._observe_pace()
         if len(tokens) == 1 and not self._finished[tokens[0].choice]:  # nearly always
             delta = Delta(tokens[0].choice)
+            self._observe_pace(tokens[0].choice, 1)
             self._add(tokens[0], delta)
             return [delta]
         deltas: dict[int, Delta] = {}
         for token in tokens:
             if not self._finished[token.choice]:
                 self._add(token, deltas.setdefault(token.choice, Delta(token.choice)))
+        for choice, delta in deltas.items():
+            self._observe_pace(choice, len(delta.token_ids))
         return list(deltas.values())
+
+    def _observe_pace(self, choice: int, num_tokens: int) -> None:
+        """Tokens that have come together, or waited for a client that does not read, share the time since the last."""
+        timeline, before, now = self._request.timeline, self._came_at[choice], self._request.delivered_at
+        self._came_at[choice] = now
+        if not before:
+            first = timeline.since_start() if timeline.first_token is None else timeline.first_token
+            if not self._has_begun:
+                self._metrics.observe("triptych:time_to_first_token_seconds", first)
+            self._has_begun = True
+            num_tokens, before = num_tokens - 1, timeline.started_at + first
+        for _ in range(num_tokens):
+            self._metrics.observe("triptych:inter_token_latency_seconds", max(0.0, now - before) / num_tokens)
 
     def _add(self, token: Token, delta: Delta) -> None:
         stream, scanner = self._streams[token.choice], self._scanners[token.choice]
@@ -175,14 +190,6 @@ class Choices:
         self._sorters[delta.index].end(delta, bool(text), bool(calls))
         if delta.finish_reason == "stop" and parser.has_calls:
             delta.finish_reason = "tool_calls"
-
-    def _observe_pace(self) -> None:
-        now = time.perf_counter()
-        if self._fed_at:
-            self._metrics.observe("triptych:inter_token_latency_seconds", now - self._fed_at)
-        else:
-            self._metrics.observe("triptych:time_to_first_token_seconds", self._request.timeline.since_start())
-        self._fed_at = now
 
     def _add_logprob(self, token: Token, delta: Delta) -> None:
         """The chosen token's bytes join to the text; among the alternatives, special tokens show."""

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from triptych.errors import Cancelled, TriptychError
 from triptych.journey import Token
+from triptych.metrics import RouterMetrics
 from triptych.router.api.choices import Choices, Delta
 from triptych.router.api.usage import Usage, usage_of
 from triptych.router.edge.body import unless_gone
@@ -62,7 +63,7 @@ class AnswerStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error: BaseException | None = Cancelled("the client left")
         try:
-            error = await written(self._write(scope, send), receive)
+            error = await written(self._write(scope, send), receive, self._router.metrics)
         except Exception as bug:
             error = bug
             raise
@@ -84,7 +85,6 @@ class AnswerStream(Response):
             failed = error
             name_image(error, self._run.request.prepared.image_params)
             log_failure(scope["state"]["request_id"], error)
-            self._router.metrics.count("triptych:request_errors_total", error=type(error).__name__)
             last = self._form.error(error_body(error))
         await self._send(send, last.encode(), more=False)
         return failed
@@ -114,14 +114,22 @@ class AnswerStream(Response):
         return usage_of(self._run.request, self._choices.completion_tokens)
 
 
-async def written(writing: Coroutine[Any, Any, TriptychError | None], receive: Receive) -> TriptychError | None:
-    """What an answer failed with while it was written; Cancelled where its client has left, or stopped reading."""
+async def written(
+    writing: Coroutine[Any, Any, TriptychError | None], receive: Receive, metrics: RouterMetrics
+) -> TriptychError | None:
+    """What an answer failed with while it was written, which is counted: its status has told success already.
+
+    Cancelled where its client has left, or stopped reading.
+    """
     try:
-        return await unless_gone(receive, writing)
+        failed = await unless_gone(receive, writing)
     except Cancelled as error:
-        return error
+        failed = error
     except (OSError, TimeoutError):
-        return Cancelled("the client left, or has stopped reading")
+        failed = Cancelled("the client left, or has stopped reading")
+    if failed is not None:
+        metrics.count("triptych:request_errors_total", error=type(failed).__name__)
+    return failed
 
 
 class TokenPump:

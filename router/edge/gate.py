@@ -133,9 +133,9 @@ class Gate:
 
     def trace_of(self, scope: Scope) -> TraceContext | None:
         """Which trace a request belongs to, if to any."""
-        for name, value in scope["headers"]:
-            if name == b"traceparent" and (trace := read_traceparent(value.decode("latin-1"))) is not None:
-                return trace
+        told = [value for name, value in scope["headers"] if name == b"traceparent"]
+        if len(told) == 1 and (trace := read_traceparent(told[0].decode("latin-1"))) is not None:
+            return trace  # of several nobody can say which one is meant
         return self._traces.begin() if self._traces is not None and scope["method"] == "POST" else None
 
     def service_class(self, told: str, of_key: str = "") -> str:

@@ -42,7 +42,9 @@ class RequestSeconds:
 
 def observe_end(metrics: RouterMetrics, request: Request, seconds: RequestSeconds) -> None:
     """Every request that was set on its way, however it has ended."""
-    metrics.observe("triptych:e2e_request_latency_seconds", seconds.e2e)
+    has_finished = request.stage is Stage.FINISHED
+    if has_finished:  # failures are quick where there is no room, and clients that leave were never answered
+        metrics.observe("triptych:e2e_request_latency_seconds", seconds.e2e)
     for stage, lasted in seconds.stages.items():
         metrics.observe("triptych:stage_duration_seconds", lasted, stage=stage)
     num_tokens = sum(map(len, request.generated))
@@ -56,8 +58,9 @@ def observe_end(metrics: RouterMetrics, request: Request, seconds: RequestSecond
         return
     metrics.observe("triptych:request_queue_time_seconds", seconds.queue)
     metrics.observe("triptych:request_prefill_time_seconds", seconds.prefill)
-    metrics.observe("triptych:request_decode_time_seconds", seconds.decode)
-    metrics.observe("triptych:request_inference_time_seconds", seconds.prefill + seconds.decode)
+    if has_finished:
+        metrics.observe("triptych:request_decode_time_seconds", seconds.decode)
+        metrics.observe("triptych:request_inference_time_seconds", seconds.prefill + seconds.decode)
     if max(map(len, request.generated)) > 1:
         metrics.observe("triptych:request_time_per_output_token_seconds", seconds.tpot)
 

@@ -57,6 +57,7 @@ class Request:
         self.stopped_early = False  # the reader has seen enough of a choice that its worker still continues
         self.all_finished = asyncio.Event()
         self.on_placed: Callable[[], None] = lambda: None  # called once a prefill worker has been asked; idempotent
+        self.delivered_at = 0.0  # when the latest tokens have come, on time.perf_counter
         self._begun = False  # the first tokens have come
         self._finished = [False] * prepared.branches
         self._unread: list[Token] = []
@@ -97,6 +98,7 @@ class Request:
     def deliver(self, tokens: Sequence[Token]) -> None:
         """Hands tokens to the reader. Raises InternalError for a token that is missing or comes twice."""
         self.touch()
+        self.delivered_at = time.perf_counter()
         if not self._begun and tokens:
             self._begun = True
             self.timeline.has_begun()

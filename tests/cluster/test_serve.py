@@ -92,6 +92,12 @@ def test_traces_without_their_packages_are_refused_in_a_line_that_says_how_to_in
 START_SECONDS = 120.0  # a liveness bound
 
 
+def test_equal_lines_of_two_workers_are_two_lines() -> None:
+    asked = "import triptych.cluster.serve, ray._private.ray_constants as constants; print(constants.RAY_DEDUP_LOGS)"
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_DEDUP_LOGS"}
+    assert subprocess.check_output([sys.executable, "-c", asked], env=environment, text=True) == "False\n"
+
+
 def test_a_sigterm_while_its_workers_start_ends_it_with_the_status_of_an_interruption() -> None:
     command = [sys.executable, "-m", "triptych.cli", "serve", "--device", "cpu", "--port", "0"]
     environment = os.environ | {"TRIPTYCH_SERVE_RAY": "local"}

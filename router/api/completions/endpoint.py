@@ -48,7 +48,9 @@ class CompletionsEndpoint(GenerationEndpoint):
         all_asked = [self._asked(chat, run, None)]
         try:
             for other in chat.others:
-                begun = await self._router.begin(other, Timeline(), run.caller, model_set=run.model_set)
+                # Whoever asks waits from the same moment for all of them.
+                arrived = Timeline(run.request.timeline.started_at)
+                begun = await self._router.begin(other, arrived, run.caller, model_set=run.model_set)
                 all_asked.append(self._asked(other, begun, all_asked[0].form))
             if chat.request.stream:
                 await all_or_first_error(_begin(asked) for asked in all_asked)
@@ -118,7 +120,7 @@ class _SeveralStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error: BaseException | None = Cancelled("the client left")
         try:
-            error = await written(self._write(scope, send), receive)
+            error = await written(self._write(scope, send), receive, self._router.metrics)
         except Exception as bug:
             error = bug
             raise
@@ -135,7 +137,6 @@ class _SeveralStream(Response):
         except TriptychError as error:
             failed = error
             log_failure(scope["state"]["request_id"], error)
-            self._router.metrics.count("triptych:request_errors_total", error=type(error).__name__)
             last = form.error(error_body(error))
         await self._send(send, last, more=False)
         return failed
@@ -145,6 +146,7 @@ class _SeveralStream(Response):
         while tokens:
             deltas = asked.choices.feed(tokens)
             await self._send(send, asked.form.frames(deltas, _sum(self._all_asked)))
+            asked.run.request.timeline.respond()
             tokens = await asked.run.request.receive()
 
     async def _send(self, send: Send, frames: str, more: bool = True) -> None:

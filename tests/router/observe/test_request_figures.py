@@ -43,9 +43,19 @@ def test_a_request_that_had_no_token_tells_of_no_prefill_and_of_no_decoding() ->
     observe_end(metrics, ended := ended_request(), RequestSeconds(ended))
     found = samples(metrics.expose())
     counts = {name: found[f"triptych:{name}_count{{}}"] for name in ("e2e_request_latency_seconds", *_OF_TOKENS)}
-    assert counts == {"e2e_request_latency_seconds": 2, **dict.fromkeys(_OF_TOKENS, 1)}
+    assert counts == dict.fromkeys(counts, 1)
     assert found["triptych:request_inference_time_seconds_sum{}"] == pytest.approx(2.6)
     assert found["triptych:stage_duration_seconds_count{stage=prefill_queue}"] == 1
+
+
+def test_an_answer_that_was_broken_off_has_no_last_token_to_be_timed_by() -> None:
+    metrics, request = RouterMetrics(), ended_request()
+    request.stage = Stage.CANCELLED
+    observe_end(metrics, request, RequestSeconds(request))
+    found = samples(metrics.expose())
+    to_the_last = ("e2e_request_latency_seconds", "request_decode_time_seconds", "request_inference_time_seconds")
+    assert [found[f"triptych:{name}_count{{}}"] for name in to_the_last] == [0, 0, 0]
+    assert found["triptych:request_prefill_time_seconds_count{}"] == 1
 
 
 def test_what_a_worker_tells_of_a_stage_or_an_item_that_is_none_harms_nobody() -> None:
