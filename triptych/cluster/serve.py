@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from triptych.cluster.ports import host_in_url
 from triptych.cluster.preflight import check
 from triptych.cluster.supervisor import Supervisor
 from triptych.config import Settings, load_settings
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     supervisor = Supervisor(settings, terminal.say, show_logs=True)
     port = 0
     try:
-        _on_signals(signal.default_int_handler)  # until it is up, any of them ends it like Ctrl-C
+        _on_signals(_interrupter(supervisor))  # until it is up, any of them ends it like Ctrl-C
         try:
             port = supervisor.start()
         except SystemExit:  # by the handler that Ray puts in place for SIGTERM when it is started here
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         # Again: Ray has put a handler of its own in place when it started.
         _on_signals(_setter(stop))
         names = ", ".join(supervisor.worker_ids())
-        print(f"Triptych is ready on http://{settings.router.host}:{port}/v1 with {names}", flush=True)
+        print(f"Triptych is ready on http://{host_in_url(settings.router.host)}:{port}/v1 with {names}", flush=True)
         while not (stop.wait(_LOOK_SECONDS) or supervisor.lost.is_set()):
             pass
     finally:
@@ -120,6 +121,15 @@ def _on_signals(handler: Callable[[int, FrameType | None], Any]) -> None:
         numbers.append(signal.SIGHUP)
     for number in numbers:
         signal.signal(number, handler)
+
+
+def _interrupter(supervisor: Supervisor) -> Any:
+    def handle(number: int, frame: FrameType | None) -> None:
+        # What has been started is ended from now on. Cut off half-way, it would be left where it is.
+        _on_signals(lambda *_: supervisor.hurry())
+        raise KeyboardInterrupt
+
+    return handle
 
 
 def _setter(event: threading.Event) -> Any:
