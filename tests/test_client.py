@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.web import QuietHandler, WebServer
+from triptych import client
 from triptych.cli import build_parser, main
 from triptych.client import image_part
 from triptych.config import load_settings
@@ -88,6 +90,12 @@ class Keys(QuietHandler):
         self.answer(401, {"content-type": "application/json"}, body)
 
 
+def test_a_bench_without_a_key_is_told_why_it_is_let_in_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    with WebServer(Keys) as server:
+        assert main(["bench", "--url", server.url, "--api-key", "wrong"]) == 1
+    assert "refused (401): Bearer wrong" in capsys.readouterr().err
+
+
 def test_a_key_may_have_any_letters(capsys: pytest.CaptureFixture[str]) -> None:
     with WebServer(Keys) as server:
         assert main(["status", "--url", server.url, "--api-key", "clé"]) == 1
@@ -142,6 +150,17 @@ def test_what_is_no_triptych_server_is_told_as_such(
         assert main([*command, "--url", server.url]) == 1
     (told,) = capsys.readouterr().err.splitlines()
     assert "no Triptych server" in told
+
+
+@pytest.mark.parametrize("command", [["status"], ["scale"], ["scale", "encode=2"], ["reload"]])
+def test_a_server_that_says_nothing_is_not_waited_for_without_end(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(client, "_TOLD_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert main([*command, "--url", url]) == 1
+    assert f"the server at {url} has not answered in time" in capsys.readouterr().err
 
 
 class Asked(QuietHandler):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from triptych.config import RouterSettings, ServeSettings, TransferSettings, load_settings, settings_as_values
+from triptych.config.addresses import host_and_port
 from triptych.errors import ConfigError
 
 
@@ -136,3 +137,8 @@ def test_no_host_is_not_every_address(host: str) -> None:
 def test_more_routers_than_a_machine_bears_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"serve.routers is 1000000, expected at most 256"):
         ServeSettings(routers=1_000_000)
+
+
+@pytest.mark.parametrize(("host", "told"), [("::1", "[::1]:80"), ("127.0.0.1", "127.0.0.1:80"), ("gpu-3", "gpu-3:80")])
+def test_an_address_that_is_told_can_be_opened(host: str, told: str) -> None:
+    assert host_and_port(host, 80) == told

@@ -18,6 +18,7 @@ from triptych.errors import ClusterError, InvalidRequest
 
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 300.0
+_TOLD_SECONDS = 60.0  # how things stand: a router gives whoever keeps the workers twenty for it
 _PIPE_WIDTH = 120
 _ROLES = ("encode", "prefill", "decode")
 _OF_OPERATORS = ("/admin/", "/v1/cluster")
@@ -144,10 +145,10 @@ class Client:
         self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout, trust_env=False)
 
     def get(self, path: str) -> Any:
-        return self._told(self._checked(self._send(self._request("GET", path))))
+        return self._told(self._checked(self._send(self._request("GET", path, timeout=_TOLD_SECONDS))))
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return self._told(self._checked(self._send(self._request("POST", path, json=body))))
+        return self._told(self._checked(self._send(self._request("POST", path, json=body, timeout=_TOLD_SECONDS))))
 
     def _request(self, method: str, path: str, **content: Any) -> httpx.Request:
         """Raises InvalidRequest for what JSON cannot say: half a character, a number that is none."""
@@ -200,6 +201,8 @@ class Client:
             raise ClusterError(
                 f"no server answers at {self._url}; start one with: make serve, or triptych serve"
             ) from error
+        except httpx.TimeoutException as error:
+            raise ClusterError(f"the server at {self._url} has not answered in time") from error
         except httpx.HTTPError as error:
             raise ClusterError(f"the server at {self._url} went away: {error}") from error
 

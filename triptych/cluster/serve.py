@@ -11,10 +11,10 @@ from typing import Any
 
 from rich.console import Console
 
-from triptych.cluster.ports import host_in_url
 from triptych.cluster.preflight import check
 from triptych.cluster.supervisor import Supervisor
 from triptych.config import Settings, load_settings
+from triptych.config.addresses import host_and_port
 from triptych.models.card import ModelCard, load_card
 from triptych.models.folder import EMBEDDED_MODEL
 
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         # Again: Ray has put a handler of its own in place when it started.
         _on_signals(_setter(stop))
         names = ", ".join(supervisor.worker_ids())
-        print(f"Triptych is ready on http://{host_in_url(settings.router.host)}:{port}/v1 with {names}", flush=True)
+        print(f"Triptych is ready on http://{host_and_port(settings.router.host, port)}/v1 with {names}", flush=True)
         while not (stop.wait(_LOOK_SECONDS) or supervisor.lost.is_set()):
             pass
     finally:
