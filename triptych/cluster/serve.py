@@ -49,7 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
             port = supervisor.start()
         except SystemExit:  # by the handler that Ray puts in place for SIGTERM when it is started here
             raise KeyboardInterrupt from None
-        # Again: Ray has put a handler of its own in place when it started.
         _on_signals(_setter(stop))
         names = ", ".join(supervisor.worker_ids())
         print(f"Triptych is ready on http://{host_and_port(settings.router.host, port)}/v1 with {names}", flush=True)
