@@ -133,7 +133,7 @@ class Client:
     def __init__(self, url: str, api_key: str = "") -> None:
         if "://" not in url:
             raise InvalidRequest(f"the server's address {url!r} has no scheme; write http://{url}")
-        headers = {"Authorization": f"Bearer {api_key}".encode()} if api_key else {}
+        headers = {b"Authorization": f"Bearer {api_key}".encode()} if api_key else {}
         timeout = httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS)
         try:
             base = httpx.URL(url.rstrip("/").removesuffix("/v1"))
