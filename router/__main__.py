@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from triptych.config import load_settings
+from triptych.config.addresses import host_and_port
 from triptych.garbage import settle
 from triptych.journey import Endpoint
 from triptych.logs import log_to_stderr
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     server = RouterServer(settings, card, workers)
     port = server.start()
     settle()
-    print(f"router ready at http://{settings.router.host}:{port}", flush=True)
+    print(f"router ready at http://{host_and_port(settings.router.host, port)}", flush=True)
     _wait_for_signal()
     server.stop()
 

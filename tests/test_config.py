@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from triptych.config import RouterSettings, ServeSettings, TransferSettings, load_settings, settings_as_values
+from triptych.config.addresses import host_and_port
 from triptych.errors import ConfigError
 
 
@@ -99,3 +100,45 @@ def test_a_class_of_service_that_cannot_be_meant_is_refused(tables: str, why: st
     file.write_text(f"[[slo.classes]]\n{tables}\n")
     with pytest.raises(ConfigError, match=re.escape(why)):
         load_settings(file, environment={})
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b'[serve]\nserved_name = "\xff"\n', "no UTF-8: invalid start byte at byte 23"),
+        (b"[serve]\nencoders = " + 5000 * b"9", "no TOML that can be meant: Exceeds the limit"),
+        (b"a = " + 5000 * b"[" + 5000 * b"]", "no TOML that can be meant: maximum recursion depth"),
+        (b"[serve", "no TOML"),
+        (None, "Is a directory"),
+    ],
+)
+def test_a_file_of_settings_that_cannot_be_meant_is_refused_by_its_name(
+    data: bytes | None, told: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.mkdir() if data is None else file.write_bytes(data)
+    with pytest.raises(ConfigError, match=f"cannot read settings from {re.escape(str(file))}: .*{told}"):
+        load_settings(file, environment={})
+
+
+def test_a_file_of_settings_may_begin_as_some_editors_begin_it(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_bytes(b"\xef\xbb\xbf[serve]\r\nencoders = 2\r\n")
+    assert load_settings(file, environment={}).serve.encoders == 2
+
+
+@pytest.mark.parametrize("host", ["", " "])
+def test_no_host_is_not_every_address(host: str) -> None:
+    for name in ("host", "admin_host"):
+        with pytest.raises(ConfigError, match=f"router.{name} is '{host}', expected an address, or a name"):
+            load_settings(environment={f"TRIPTYCH_ROUTER_{name.upper()}": host})
+
+
+def test_more_routers_than_a_machine_bears_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"serve.routers is 1000000, expected at most 256"):
+        ServeSettings(routers=1_000_000)
+
+
+@pytest.mark.parametrize(("host", "told"), [("::1", "[::1]:80"), ("127.0.0.1", "127.0.0.1:80"), ("gpu-3", "gpu-3:80")])
+def test_an_address_that_is_told_can_be_opened(host: str, told: str) -> None:
+    assert host_and_port(host, 80) == told

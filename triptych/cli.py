@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from triptych.config import CLIENT_KEY_VARIABLE, TOPOLOGIES
-from triptych.errors import ConfigError, TriptychError
+from triptych.errors import ConfigError, InvalidRequest, TriptychError
 
 COMMANDS = {
     "serve": "triptych.cluster.serve:run",
@@ -35,15 +35,34 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 def main(arguments: Sequence[str] | None = None) -> int:
     parsed = build_parser().parse_args(arguments)
     module, _, function = COMMANDS[parsed.command].partition(":")
+    if sys.stdout is None:  # it was closed, as by >&-
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         run = cast(Callable[[argparse.Namespace], int], getattr(importlib.import_module(module), function))
-        return run(parsed)
+        status = run(parsed)
+        sys.stdout.flush()
+        return status
     except TriptychError as error:
         print(f"triptych {parsed.command}: {error}", file=sys.stderr)
-        # To start again helps nobody whose settings cannot be; argparse ends with it, too.
-        return 2 if isinstance(error, ConfigError) else 1
+        # To start again helps nobody whose settings or words cannot be; argparse ends with it, too.
+        return 2 if isinstance(error, ConfigError | InvalidRequest) else 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever reads has read enough
+        _let_go()
+        return 1
+    except OSError as error:  # a disk that is full; a machine without a process, or a descriptor, to spare
+        _let_go()
+        print(f"triptych {parsed.command}: {error}", file=sys.stderr)
+        return 1
+
+
+def _let_go() -> None:
+    """Of what is not written yet, where it cannot be: Python would try again at its end, and tell of it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -69,9 +88,9 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     new = actions.add_parser("new", help="print a fresh key, and its table for the file")
     new.add_argument("name", help="the tenant, as logs and limits call it")
-    new.add_argument("--requests-per-minute", type=int, default=0, help="0: no limit (default)")
-    new.add_argument("--tokens-per-minute", type=int, default=0, help="of prompt and answer; 0: no limit (default)")
-    new.add_argument("--max-concurrent", type=int, default=0, help="requests in flight; 0: no limit (default)")
+    new.add_argument("--requests-per-minute", type=_limit, default=0, help="0: no limit (default)")
+    new.add_argument("--tokens-per-minute", type=_limit, default=0, help="of prompt and answer; 0: no limit (default)")
+    new.add_argument("--max-concurrent", type=_limit, default=0, help="requests in flight; 0: no limit (default)")
     new.add_argument("--admin", action="store_true", help="may ask what operators ask")
     new.add_argument("--slo", default="", metavar="CLASS", help="class of service (default: the server's)")
 
@@ -191,9 +210,11 @@ def _add_reload(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--model", metavar="FOLDER", help="on the server's machine, and on those of its workers")
     which.add_argument("--back", action="store_true", help="give up what comes, or serve the model before again")
     parser.add_argument(
-        "--deadline", type=float, default=600.0, help="seconds for the new set to be ready, or given up"
+        "--deadline", type=_seconds_or_none, default=600.0, help="seconds for the new set to be ready, or given up"
     )
-    parser.add_argument("--keep", type=float, default=0.0, metavar="SECONDS", help="keep the first set for a way back")
+    parser.add_argument(
+        "--keep", type=_seconds_or_none, default=0.0, metavar="SECONDS", help="keep the first set for a way back"
+    )
     _add_operator(parser)
 
 
@@ -261,7 +282,15 @@ def _add_batch(parser: argparse.ArgumentParser) -> None:
 def _add_key(parser: argparse.ArgumentParser, what: str = "as the server asks for it") -> None:
     default = next(filter(None, map(os.environ.get, KEY_VARIABLES)), "")
     told = f"{what} (default: {', else '.join(KEY_VARIABLES)} of the environment)"
-    parser.add_argument("--api-key", default=default, metavar="KEY", help=told)
+    parser.add_argument("--api-key", type=_key, default=default, metavar="KEY", help=told)
+
+
+def _key(text: str) -> str:
+    """The key alone, as files of one end with a line's end. Raises what argparse tells, which is never the key."""
+    key = text.strip()
+    if key.isprintable():  # nor is half a character
+        return key
+    raise argparse.ArgumentTypeError("it has characters that no header of a request can have")
 
 
 def _seconds(text: str) -> float:
@@ -270,6 +299,22 @@ def _seconds(text: str) -> float:
         if 0 < float(text) < math.inf:
             return float(text)
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+
+
+def _seconds_or_none(text: str) -> float:
+    """Raises what argparse tells."""
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, 0 or more")
+
+
+def _limit(text: str) -> int:
+    """Raises what argparse tells."""
+    with contextlib.suppress(ValueError):
+        if int(text) >= 0:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text[:32]!r} is no limit, which is a whole number, 0 for none")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from triptych.errors import ClusterError, InvalidRequest
 
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 300.0
+_TOLD_SECONDS = 60.0  # how things stand: a router gives whoever keeps the workers twenty for it
 _PIPE_WIDTH = 120
 _ROLES = ("encode", "prefill", "decode")
 _OF_OPERATORS = ("/admin/", "/v1/cluster")
@@ -46,7 +47,7 @@ def run_ask(arguments: argparse.Namespace) -> int:
 
 def run_timeline(arguments: argparse.Namespace) -> int:
     """Print the stages of a request until its first token; with --trace, write all of it to a file."""
-    client, path = Client(arguments.url, arguments.api_key), f"/v1/requests/{quote(arguments.request)}/timeline"
+    client, path = Client(arguments.url, arguments.api_key), f"/v1/requests/{_segment(arguments.request)}/timeline"
     if arguments.trace is not None:
         trace = json.dumps(client.get(f"{path}?format=chrome"))
         try:
@@ -120,22 +121,49 @@ def _in_order(roles: Sequence[str]) -> list[str]:
     return sorted(roles, key=_ROLES.index)
 
 
+class _Told(dict[str, Any]):
+    """An object of the server's; what it lacks is no mistake of this program."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ClusterError(f"no Triptych server of this version answers there: {name!r} is missing in what it says")
+
+
 class Client:
     """An OpenAI-compatible server; errors come out as ours, with the server's words."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
-        if not url.startswith(("http://", "https://")):
+        if "://" not in url:
             raise InvalidRequest(f"the server's address {url!r} has no scheme; write http://{url}")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = {b"Authorization": f"Bearer {api_key}".encode()} if api_key else {}
         timeout = httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS)
-        self._url = url.rstrip("/").removesuffix("/v1")
-        self._http = httpx.Client(base_url=self._url, headers=headers, timeout=timeout, trust_env=False)
+        try:
+            base = httpx.URL(url.rstrip("/").removesuffix("/v1"))
+        except httpx.InvalidURL as error:
+            raise InvalidRequest(f"the server's address {url!r} is none: {error}") from error
+        if base.scheme not in ("http", "https") or not base.host:
+            raise InvalidRequest(f"the server's address {url!r} is none; write http://HOST:PORT")
+        self._url = str(base.copy_with(userinfo=b""))  # as told to people, to whom passwords are not
+        self._http = httpx.Client(base_url=base, headers=headers, timeout=timeout, trust_env=False)
 
     def get(self, path: str) -> Any:
-        return self._checked(self._send(self._http.build_request("GET", path))).json()
+        return self._told(self._checked(self._send(self._request("GET", path, timeout=_TOLD_SECONDS))))
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return self._checked(self._send(self._http.build_request("POST", path, json=body))).json()
+        return self._told(self._checked(self._send(self._request("POST", path, json=body, timeout=_TOLD_SECONDS))))
+
+    def _request(self, method: str, path: str, **content: Any) -> httpx.Request:
+        """Raises InvalidRequest for what JSON cannot say: half a character, a number that is none."""
+        try:
+            return self._http.build_request(method, path, **content)
+        except (ValueError, httpx.InvalidURL) as error:
+            raise InvalidRequest(f"this cannot be asked: {error}") from error
+
+    def _told(self, response: httpx.Response) -> Any:
+        """What a server of ours says. Raises ClusterError for what none would."""
+        try:
+            return response.json(object_hook=_Told)
+        except ValueError as error:
+            raise ClusterError(f"what answers at {self._url} is no Triptych server: it speaks no JSON") from error
 
     def first_model(self) -> str:
         models = self.get("/v1/models")["data"]
@@ -145,15 +173,13 @@ class Client:
 
     def ask(self, body: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
         """The whole answer, and the seconds of each stage as the server reports them."""
-        request = self._http.build_request(
-            "POST", "/v1/chat/completions", json=body, headers={"x-triptych-timeline": "1"}
-        )
+        request = self._request("POST", "/v1/chat/completions", json=body, headers={"x-triptych-timeline": "1"})
         response = self._checked(self._send(request))
-        answer = response.json()["choices"][0]["message"]["content"]
+        answer = self._told(response)["choices"][0]["message"]["content"]
         return answer, parse_server_timing(response.headers.get("server-timing", ""))
 
     def stream(self, body: Mapping[str, Any]) -> Iterator[str]:
-        request = self._http.build_request("POST", "/v1/chat/completions", json={**body, "stream": True})
+        request = self._request("POST", "/v1/chat/completions", json={**body, "stream": True})
         response = self._send(request, stream=True)
         try:
             if response.status_code != httpx.codes.OK:
@@ -176,6 +202,8 @@ class Client:
             raise ClusterError(
                 f"no server answers at {self._url}; start one with: make serve, or triptych serve"
             ) from error
+        except httpx.TimeoutException as error:
+            raise ClusterError(f"the server at {self._url} has not answered in time") from error
         except httpx.HTTPError as error:
             raise ClusterError(f"the server at {self._url} went away: {error}") from error
 
@@ -192,6 +220,11 @@ class Client:
         if response.status_code == httpx.codes.UNAUTHORIZED and "Authorization" not in self._http.headers:
             message += f"; no key was sent: --api-key KEY, or {CLIENT_KEY_VARIABLE} in the environment"
         raise ClusterError(f"the server refused ({response.status_code}): {message}")
+
+
+def _segment(text: str) -> str:
+    """As one segment of a path, whatever it is."""
+    return quote(text, safe="", errors="surrogateescape")
 
 
 def text_part(text: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from triptych.config.addresses import host_and_port
 from triptych.router.fleet.link import WorkerLink
 from triptych.router.fleet.link_state import LinkState
 from triptych.router.fleet.reported import tier
@@ -61,7 +62,7 @@ def address_of(http: Request) -> str:
     if _HOST.fullmatch(told):
         return told
     host, port = http.scope.get("server") or ("localhost", 80)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host_and_port(host, port)
 
 
 def _text(router: Router, part: str, worker: str) -> bytes:

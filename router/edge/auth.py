@@ -21,13 +21,13 @@ nobody can choose even the beginning without having found a matching key by chan
 
 import hashlib
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from triptych.config import RouterSettings, SLOSettings
+from triptych.config.toml import toml_tables
 from triptych.errors import ConfigError
 from triptych.router.edge.limits import Limits
 
@@ -123,25 +123,20 @@ class KeyFile:
         if self._path is None:
             return []
         try:
-            keys = read_keys(self._path.read_text())
+            keys = read_keys(self._path.read_bytes())
             for key in keys:
                 if key.slo and self._slo is not None:
                     self._slo.of(key.slo)
             return keys
         except OSError as error:
             raise ConfigError(f"cannot read keys from {self._path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"cannot read keys from {self._path}: {error}") from error
         except ConfigError as error:
             raise ConfigError(f"{self._path}: {error}") from error
 
 
-def read_keys(text: str) -> Sequence[Key]:
-    """The keys of a file's text. Raises ConfigError; it never quotes what may be a key."""
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"no TOML: {error}") from None
+def read_keys(data: bytes) -> Sequence[Key]:
+    """The keys of a file. Raises ConfigError; it never quotes what may be a key."""
+    tables = toml_tables(data)
     unknown = sorted(tables.keys() - {"keys"})
     entries = tables.get("keys", [])
     if unknown or not isinstance(entries, list):

@@ -1,5 +1,7 @@
 """A Ray of our own, on machines where it takes its time."""
 
+import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 import ray
 
 from triptych.cluster.runtime import RayRuntime
-from triptych.errors import InternalError
+from triptych.errors import ConfigError, InternalError
 
 
 @contextmanager
@@ -93,3 +95,72 @@ def test_a_ray_that_never_comes_up_is_an_error_that_says_what_ray_said(monkeypat
     with pytest.raises(InternalError, match="Ray did not start: The current node timed out"):
         RayRuntime("local")
     assert not any(process.is_running() for process in slow.left)
+
+
+@pytest.mark.parametrize("variable", ["RAY_TMPDIR", "TMPDIR"])
+def test_a_disk_that_is_full_is_told_before_ray_waits_for_its_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+
+    def usage_of(folder: Path) -> Any:
+        return usage._replace(free=4096 if folder == tmp_path else 1 << 30)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage_of)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", None)
+    monkeypatch.setenv(variable, str(tmp_path))
+    with pytest.raises(ConfigError, match=f"{tmp_path} has 4 KiB left, .*; make room there, or let {variable} name"):
+        RayRuntime("local")
+
+
+ASKED_AT_THE_END = """
+import ray
+from ray.exceptions import RaySystemError
+from triptych.cluster.runtime import RayRuntime
+
+ray.init = lambda **options: None  # to have started one is as good as to have closed it
+RayRuntime("local").close()
+try:
+    ray.wait([], timeout=0)
+except RaySystemError as error:
+    print(error)
+"""
+
+
+def test_whoever_asks_ray_once_it_was_closed_starts_no_other_ray() -> None:
+    """As the thread that keeps the workers may, while its server ends."""
+    command = [sys.executable, "-c", ASKED_AT_THE_END]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "Ray has not been started yet" in ended.stdout
+
+
+def test_rays_handler_of_sigterm_does_not_outlast_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+
+    def ours(number: int, frame: Any) -> None:
+        told.append(number)
+
+    def rays(number: int, frame: Any) -> None:
+        sys.exit(number)
+
+    def init(**options: Any) -> None:
+        signal.signal(signal.SIGTERM, rays)
+        if told_at_once:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    before = signal.signal(signal.SIGTERM, ours)
+    try:
+        told_at_once = False
+        RayRuntime("local")
+        assert signal.getsignal(signal.SIGTERM) is ours
+        told_at_once = True
+        with pytest.raises(SystemExit):
+            RayRuntime("local")
+        assert signal.getsignal(signal.SIGTERM) is ours
+        assert told == [signal.SIGTERM], "whoever waits for it learns of one that came while Ray started"
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -45,6 +45,9 @@ def test_keys_that_cannot_be_read_are_one_clean_line_before_anything_is_started(
             ["--chat-template", "TEMPLATE"],
             "router.chat_template is '.*': .* template cannot be compiled",
         ),
+        (["--encoders", "9" * 21], "1e\\+21 workers are too many; serve.max_workers is 64"),
+        (["--decodes", "63"], "65 workers are too many; serve.max_workers is 64"),
+        (["--host", "\udcff"], r"cannot listen on '\\udcff', which is no host's name or address: "),
         (["/no/such/model"], "serve.model is '/no/such/model': no such folder, expected one, a hub id or 'tiny-vl'"),
         (["--port", "PORT"], r"cannot listen on 127.0.0.1:\d+ \(Address already in use\); name another --port"),
         (
@@ -98,7 +101,9 @@ def test_equal_lines_of_two_workers_are_two_lines() -> None:
     assert subprocess.check_output([sys.executable, "-c", asked], env=environment, text=True) == "False\n"
 
 
-def test_a_sigterm_while_its_workers_start_ends_it_with_the_status_of_an_interruption() -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_sigterm_while_its_workers_start_ends_it_with_the_status_of_an_interruption(times: int) -> None:
+    """A second one does not cut off how it ends what it has started."""
     command = [sys.executable, "-m", "triptych.cli", "serve", "--device", "cpu", "--port", "0"]
     environment = os.environ | {"TRIPTYCH_SERVE_RAY": "local"}
     with subprocess.Popen(
@@ -109,10 +114,15 @@ def test_a_sigterm_while_its_workers_start_ends_it_with_the_status_of_an_interru
         assert process.stderr is not None
         told = next((line for line in process.stderr if line.startswith("Ray started")), "")
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate()
+        told_then = next(process.stderr)  # by its router: it is ending what it has started
+        for _ in range(times - 1):
+            process.send_signal(signal.SIGTERM)
+        out, err = process.communicate()
         watchdog.cancel()
     assert told
     assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in told_then + err
+    assert "SIGTERM" not in told_then + err
 
 
 TOLD_TO_NOBODY = """

@@ -3,6 +3,7 @@
 import errno
 import socket
 
+from triptych.config.addresses import host_and_port
 from triptych.errors import ConfigError
 
 
@@ -21,5 +22,10 @@ def bound(host: str, port: int, flag: str = "--port") -> socket.socket:
     except OSError as error:
         listener.close()
         other = flag if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
-        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); name another {other}") from error
+        raise ConfigError(
+            f"cannot listen on {host_and_port(host, port)} ({error.strerror}); name another {other}"
+        ) from error
+    except (TypeError, ValueError) as error:  # a text that no host can have as its name
+        listener.close()
+        raise ConfigError(f"cannot listen on {host!r}, which is no host's name or address: {error}") from error
     return listener

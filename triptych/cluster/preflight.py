@@ -29,8 +29,17 @@ def check(settings: Settings, card: ModelCard) -> None:
         _check_template(settings.router.chat_template)
     if settings.router.admin_port:
         bound(settings.router.admin_host, settings.router.admin_port, flag="--admin-port").close()
+    _check_counts(settings)
     _check_kv(settings, card)
     _check_gpus(settings)
+
+
+def _check_counts(settings: Settings) -> None:
+    """What starts with more could not be scaled by one; and of a number without end nobody could start the first."""
+    serve = settings.serve
+    count = sum(first_counts(serve).values())
+    if count > serve.max_workers:
+        raise ConfigError(f"{count:.4g} workers are too many; serve.max_workers is {serve.max_workers}")
 
 
 def _check_template(file: str) -> None:

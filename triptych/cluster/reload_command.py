@@ -8,7 +8,7 @@ from typing import Any
 
 from triptych.client import Client
 from triptych.cluster.scale_command import details
-from triptych.errors import ClusterError
+from triptych.errors import ClusterError, InvalidRequest
 
 _LOOK_SECONDS = 0.5
 
@@ -16,6 +16,8 @@ _LOOK_SECONDS = 0.5
 def run(arguments: argparse.Namespace) -> int:
     """Without a model, and without --back, it only shows how things stand."""
     client = Client(arguments.url, arguments.api_key)
+    if arguments.model == "":  # as of a variable that nobody has set: to show how things stand is not what was meant
+        raise InvalidRequest("--model is empty, expected a folder")
     if not (arguments.model or arguments.back):
         told = client.get("/admin/reload")
         print("\n".join([*lines(told), *details(told)]))

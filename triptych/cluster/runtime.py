@@ -1,15 +1,20 @@
 """Joining the Ray that runs here, or starting one for as long as this process lives."""
 
+import contextlib
 import logging
 import os
+import shutil
+import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
 import psutil
 import ray
+from ray._private import auto_init_hook
 from ray.experimental.internal_kv import _internal_kv_get
 
 from triptych.cluster.ray_here import PRIVATE, joinable, on_loopback
@@ -19,6 +24,7 @@ from triptych.errors import ClusterError, ConfigError, InternalError
 log = logging.getLogger(__name__)
 
 _OBJECT_STORE_BYTES = 100 << 20  # nothing of ours goes through it
+_DISK_BYTES = 16 << 20  # for what every start writes; logs of a long life are more
 _STARTS = 3
 _LOG_LINES = 5
 # A raylet waits a minute for its head, and so does Ray's client in this process: both end then.
@@ -44,6 +50,9 @@ class RayRuntime:
         os.environ.setdefault("RAY_worker_niceness", "0")
         # A fractional or zero GPU share must not hide the device from an actor that asked for the CPU.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # Else whichever thread asks Ray last, while this process ends, starts another Ray for its answer. There is a
+        # variable for it, which Ray has read by now.
+        auto_init_hook.enable_auto_connect = False
         self.started_here = False
         self._joined_here = False
         self._raylet: RayletWatch | None = None
@@ -94,7 +103,11 @@ class RayRuntime:
                     return False
 
     def _start(self, num_actors: int) -> None:
-        """Raises InternalError where Ray does not come up, with the end of its log."""
+        """Raises InternalError where Ray does not come up, with the end of its log.
+
+        Raises ConfigError at once where it has nowhere to write: it would wait for files, and log nothing.
+        """
+        _require_disk()
         for left in reversed(range(_STARTS)):
             before = _ray_children()
             try:
@@ -109,7 +122,7 @@ class RayRuntime:
         self.started_here = True
 
     def _start_once(self, num_actors: int) -> None:
-        with on_loopback():
+        with on_loopback(), _handler_of_sigterm_kept():
             ray.init(
                 address="local",
                 # Our actors ask for none. Ray starts as many processes ahead, and one for each core would be many.
@@ -133,7 +146,8 @@ class RayRuntime:
         joining: Future[None] = Future()
         threading.Thread(target=self._init, args=(found, joining), name="join Ray", daemon=True).start()
         try:
-            joining.result(_JOIN_SECONDS)
+            with _handler_of_sigterm_kept():
+                joining.result(_JOIN_SECONDS)
         except ConnectionError as error:
             if address != "auto":
                 raise ConfigError(f"no Ray lets us in at serve.ray = {address!r}: {error}") from error
@@ -164,6 +178,24 @@ class RayRuntime:
         if self._joined_here:
             ray.shutdown()
             self._joined_here = False
+
+
+@contextlib.contextmanager
+def _handler_of_sigterm_kept() -> Iterator[None]:
+    """Ray's own, and its core's that prints a stack, stay no longer than Ray needs to start: they end this process
+    wherever it is, also where it ends what it has started. A signal that comes within is the caller's own affair."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Ray puts none in place there
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit:  # by Ray's
+        if callable(before):
+            before(signal.SIGTERM, None)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _remembers() -> bool:
@@ -202,6 +234,17 @@ def _end_processes(processes: set[psutil.Process]) -> None:
         except psutil.NoSuchProcess:
             pass
     psutil.wait_procs(processes, timeout=5)
+
+
+def _require_disk() -> None:
+    """Raises ConfigError."""
+    for variable in ("RAY_TMPDIR", "TMPDIR"):
+        folder = Path(os.environ.get(variable) or "/tmp")
+        if folder.is_dir() and (free := shutil.disk_usage(folder).free) < _DISK_BYTES:
+            raise ConfigError(
+                f"{folder} has {free >> 10} KiB left, where Ray and its processes want {_DISK_BYTES >> 20} MiB and "
+                f"more for sockets and logs; make room there, or let {variable} name another folder"
+            )
 
 
 def _log_end() -> str:

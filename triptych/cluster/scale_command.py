@@ -38,7 +38,7 @@ def wishes(texts: Sequence[str]) -> dict[str, int]:
             raise InvalidRequest(f"{text!r} is no wish; write ROLE=NUMBER, as encode=2")
         if name in counts:
             raise InvalidRequest(f"{name} is named twice")
-        counts[name] = int(number[:_MOST_DIGITS])
+        counts[name] = int((number.lstrip("0") or "0")[:_MOST_DIGITS])
     return counts
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from triptych.cluster.preflight import check
 from triptych.cluster.supervisor import Supervisor
 from triptych.config import Settings, load_settings
+from triptych.config.addresses import host_and_port
 from triptych.logs import log_to_stderr
 from triptych.models.card import ModelCard, load_card
 from triptych.models.folder import EMBEDDED_MODEL
@@ -47,15 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
     supervisor = Supervisor(settings, tell, show_logs=True)
     port = 0
     try:
-        _on_signals(signal.default_int_handler)  # until it is up, any of them ends it like Ctrl-C
+        _on_signals(_interrupter(supervisor))  # until it is up, any of them ends it like Ctrl-C
         try:
             port = supervisor.start()
         except SystemExit:  # by the handler that Ray puts in place for SIGTERM when it is started here
             raise KeyboardInterrupt from None
-        # Again: Ray has put a handler of its own in place when it started.
         _on_signals(_setter(stop))
         names = ", ".join(supervisor.worker_ids())
-        root = f"http://{settings.router.host}:{port}"
+        root = f"http://{host_and_port(settings.router.host, port)}"
         print(f"Triptych is ready on {root}/v1 with {names}; in a browser: {root}/", flush=True)
         while not (stop.wait(_LOOK_SECONDS) or supervisor.lost.is_set()):
             pass
@@ -133,6 +133,15 @@ def _on_signals(handler: Callable[[int, FrameType | None], Any]) -> None:
         numbers.append(signal.SIGHUP)
     for number in numbers:
         signal.signal(number, handler)
+
+
+def _interrupter(supervisor: Supervisor) -> Any:
+    def handle(number: int, frame: FrameType | None) -> None:
+        # What has been started is ended from now on. Cut off half-way, it would be left where it is.
+        _on_signals(lambda *_: supervisor.hurry())
+        raise KeyboardInterrupt
+
+    return handle
 
 
 def _setter(event: threading.Event) -> Any:

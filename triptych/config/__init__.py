@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import os
 import secrets
-import tomllib
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -22,6 +21,7 @@ from triptych.config.router import RouterSettings
 from triptych.config.serve import PLACEMENTS, TOPOLOGIES, ServeSettings
 from triptych.config.sizes import CPU_KV_BYTES, GIB, MIB
 from triptych.config.slo import ServiceClass, SLOSettings
+from triptych.config.toml import toml_tables
 from triptych.config.workers import ATTENTIONS, TRANSPORTS, EncoderSettings, LanguageSettings, TransferSettings
 from triptych.errors import ConfigError
 
@@ -115,8 +115,8 @@ def _fields(kind: type) -> dict[str, Any]:
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        tables = tomllib.loads(file.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        tables = toml_tables(file.read_bytes())
+    except (OSError, ValueError, ConfigError) as error:
         raise ConfigError(f"cannot read settings from {file}: {error}") from error
     values: dict[str, Any] = {}
     for table, entries in tables.items():

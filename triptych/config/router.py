@@ -53,6 +53,8 @@ class RouterSettings:
     log_level: str = "info"
 
     def __post_init__(self) -> None:
+        for name in ("host", "admin_host"):  # none would be every address that this machine has
+            require(bool(getattr(self, name).strip()), f"router.{name}", getattr(self, name), "an address, or a name")
         require(0 <= self.port <= 65535, "router.port", self.port, "0 to 65535")
         require_choice("router.log_level", self.log_level, ("debug", "info", "warning", "error", "critical"))
         require(0 <= self.admin_port <= 65535, "router.admin_port", self.admin_port, "0 (none) to 65535")

@@ -14,6 +14,8 @@ TOPOLOGIES: Mapping[str, tuple[frozenset[Role], ...]] = {
     "epd": (frozenset({Role.ENCODE, Role.PREFILL, Role.DECODE}),),
 }
 
+MOST_ROUTERS = 256  # processes of one server, on one machine
+
 PLACEMENTS = ("any", "same_node", "pack", "spread")
 
 
@@ -34,7 +36,7 @@ class ServeSettings:
     gpu_share: float = 0.9  # of each GPU's total memory, over all workers placed on it
     gpu_shares: tuple[str, ...] = ()  # of a GPU, for each worker of a role: encode=0.2, decode=0.5. Others: as below
     gpus_per_worker: float = 0.0  # that each worker asks Ray for; 0: an equal share of those that are there at start
-    max_workers: int = 64  # that `triptych scale` may ask for: each takes 0.9 GB and more
+    max_workers: int = 64  # at first, and that `triptych scale` may ask for: each takes 0.9 GB and more
     drain_seconds: float = 0.0  # that a worker gets for what it has when it is to go. 0: router.request_timeout_seconds
     # That a device may take for one step, or one batch of images: a worker that takes longer gets nothing new, and one
     # that takes half as long again is ended, so that another takes its place. 0: 30 on CUDA, 300 on the CPU, which may
@@ -72,6 +74,7 @@ class ServeSettings:
         require_choice("serve.load_format", self.load_format, ("auto", "dummy"))
         for name in ("encoders", "prefills", "decodes", "routers", "max_workers"):
             require(getattr(self, name) >= 1, f"serve.{name}", getattr(self, name), "at least 1")
+        require(self.routers <= MOST_ROUTERS, "serve.routers", self.routers, f"at most {MOST_ROUTERS}")
         require(
             0 <= self.drain_seconds < math.inf, "serve.drain_seconds", self.drain_seconds, "0 (the default) or more"
         )

@@ -1,9 +1,11 @@
 """Requests on the wire: only time-stamps while the clock runs, everything else afterwards."""
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,6 +61,10 @@ class ChatClient:
         """Raises ClusterError when the server does not answer or lists none."""
         try:
             async with self._session.get(f"{self._root}/v1/models") as response:
+                if response.status != HTTPStatus.OK:
+                    raise ClusterError(
+                        f"the server at {self._root} refused ({response.status}): {await _why(response)}"
+                    )
                 listing = await response.json(content_type=None)
             return str(listing["data"][0]["id"])
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -81,6 +87,15 @@ class ChatClient:
         exchange.ended = time.perf_counter()
         self.num_ended += 1
         return exchange
+
+
+async def _why(response: aiohttp.ClientResponse) -> str:
+    """In the server's words."""
+    text = await response.text(errors="replace")
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (LookupError, TypeError, ValueError):
+        return text[:200]
 
 
 async def _note_first_byte(session: aiohttp.ClientSession, context: SimpleNamespace, parameters: Any) -> None:

@@ -75,7 +75,7 @@ def read_header(file: Path) -> WeightsHeader:
         header = json.loads(raw)
         entries = {name: _entry(facts) for name, facts in header.items() if name != "__metadata__"}
         data_bytes = max((facts["data_offsets"][1] for facts in header.values() if "data_offsets" in facts), default=0)
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
         raise ConfigError(f"{file} is no safetensors file: {error!r}") from error
     expected = _LENGTH_BYTES + length + data_bytes
     if size != expected:

@@ -12,7 +12,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; ConfigError where it is missing, unreadable or no object."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {file}: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{file} holds a {type(value).__name__}, expected an object")

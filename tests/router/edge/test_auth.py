@@ -19,7 +19,7 @@ ROOT = Key("root", digest_of("r"), is_admin=True)
 
 
 def test_what_is_written_is_read_again() -> None:
-    assert read_keys("\n".join(map(toml_of, (ALICE, ROOT)))) == [ALICE, ROOT]
+    assert read_keys("\n".join(map(toml_of, (ALICE, ROOT))).encode()) == [ALICE, ROOT]
 
 
 def test_a_tenant_is_found_by_the_key_and_by_nothing_else() -> None:
@@ -44,11 +44,13 @@ def test_a_tenant_is_found_by_the_key_and_by_nothing_else() -> None:
         ("[key]", "'key' is not a list"),
         ("keys = ['x']", "is no table"),
         ("[[keys", "no TOML"),
+        ("a = " + 5000 * "9", "no TOML that can be meant"),
+        ("a = " + 5000 * "[" + 5000 * "]", "no TOML that can be meant"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused_by_name(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_keys(text)
+        read_keys(text.encode())
     assert said in str(caught.value)
 
 
@@ -107,7 +109,7 @@ def test_the_command_tells_a_key_once_and_what_the_file_is_to_hold(capsys: pytes
     out, err = capsys.readouterr()
     key = next(word for word in err.split() if word.startswith("tp-"))
     assert key not in out
-    assert read_keys(out) == [Key("alice", digest_of(key), Limits(60), is_admin=True, slo="batch")]
+    assert read_keys(out.encode()) == [Key("alice", digest_of(key), Limits(60), is_admin=True, slo="batch")]
 
 
 def test_a_key_may_have_a_class_of_service_which_has_to_be_one(tmp_path: Path) -> None:
