@@ -54,11 +54,16 @@ def empty_tab(browser: Browser, cluster: ProcessCluster) -> Iterator[Tab]:
 @pytest.fixture
 def tab(empty_tab: Tab, cluster: ProcessCluster) -> Tab:
     """With the page, of somebody who has shown the key before."""
-    script = f'sessionStorage.setItem("triptych-key", "{KEY}")'
-    empty_tab.call("Page.addScriptToEvaluateOnNewDocument", source=script)
-    empty_tab.go(cluster.url)
-    empty_tab.wait("document.querySelectorAll('.worker[data-state=ready]').length === 3")
+    show_page(empty_tab, cluster)
     return empty_tab
+
+
+def show_page(tab: Tab, cluster: ProcessCluster) -> None:
+    """To somebody who has shown the key before."""
+    script = f'sessionStorage.setItem("triptych-key", "{KEY}")'
+    tab.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+    tab.go(cluster.url)
+    tab.wait("document.querySelectorAll('.worker[data-state=ready]').length === 3")
 
 
 def complaints(tab: Tab) -> list[str]:
