@@ -20,13 +20,13 @@ from starlette.types import Receive, Scope, Send
 from triptych.errors import Cancelled, PermissionDenied, TooManyViewers
 from triptych.router.edge.body import unless_gone
 from triptych.router.edge.gate import Gate
+from triptych.router.edge.sites import OF_ADMIN_PORT
 from triptych.router.fleet.link import WorkerLink
 from triptych.router.observe.recent import Entry
 from triptych.router.page.rows import ended_row, running_row
 from triptych.router.router import Router
 
 LIVE_PATH = "/v1/cluster/live"
-OF_ADMIN_PORT = "of_admin_port"  # in the scope's state: whether the request came by the operators' port
 
 LOOK_SECONDS = 0.2
 LONGEST_SECONDS = 1.0  # between two snapshots
