@@ -6,8 +6,9 @@ import time
 
 import httpx
 
+from tests.browsing import complaints
 from tests.page.accessibility import flaws, shows_focus, tree
-from tests.page.conftest import KEY, complaints, red_circle
+from tests.page.conftest import KEY, red_circle
 from tests.processes import ProcessCluster
 from tools.browser import Tab
 from triptych.stages import TIMED_STAGES
