@@ -73,7 +73,7 @@ def path_behind(timeline: Timeline, begin: float, end: float, rest: str) -> Sequ
     rest: what the time behind the last of them is called
     """
     parts, at, is_inside = list[Part](), begin, True
-    spans = (span for span in timeline.spans if span.stage != "respond" and span.end > begin)
+    spans = (_no_earlier(span, begin) for span in timeline.spans if span.stage != "respond")
     for span in sorted(spans, key=_begin):
         low, high = max(at, span.begin), min(span.end, end)
         if high - low <= _LEAST:
@@ -141,6 +141,14 @@ def _between(begin: float, end: float, before: Span | None, later: Span, lines: 
                 parts.append(Part(line.stage, low, high, line.worker))
                 at = high
     return [*parts, Part(rest, at, end)] if end - at > _LEAST else parts
+
+
+def _no_earlier(span: Span, first: float) -> Span:
+    """The span; one that needs the first token where it can have been, if its worker's clock has it ahead of that."""
+    if span.stage not in _LATER or span.begin >= first:
+        return span
+    late = min(span.off_by, first - span.begin)
+    return span._replace(begin=span.begin + late, end=span.end + late)
 
 
 def _backwards(spans: Sequence[Span]) -> range:

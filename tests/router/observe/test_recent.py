@@ -96,6 +96,12 @@ def test_stages_of_a_request_go_on_behind_its_first_token_until_it_was_over() ->
     assert sum(seconds for _, seconds in found) == pytest.approx(3.25)
 
 
+def test_a_short_hand_over_that_clocks_put_ahead_of_the_first_token_is_behind_it() -> None:
+    early = Span("handover", 0.95, 0.99, "d", off_by=0.06)
+    found = rounded(entry_of([*PROMPT, early, Span("decode", 1.1, 2.0, "d")], first_token=1.0, seconds=2.0))
+    assert found[-3:] == [("handover", 0.04), ("wire", 0.06), ("decode", 0.9)]
+
+
 def test_a_request_that_was_tried_again_has_those_stages_twice_and_its_first_token_once() -> None:
     first = [Span("handover", 1.0, 1.2, "d"), Span("decode", 1.2, 2.0, "d")]
     again = [Span("place", 2.0, 2.1), Span("prefill", 2.2, 2.5, "p"), Span("decode", 2.5, 3.0, "d")]
