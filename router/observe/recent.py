@@ -17,6 +17,7 @@ from triptych.router.pipeline.request import Request
 _ENTRY_BYTES = 1200  # about what one takes without its spans
 _SPAN_BYTES = 220
 _GONE_REMEMBERED = 4096  # ids
+_NO_ID = RequestId(b"")
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +32,6 @@ class Entry:
     """
 
     id: str
-    own_id: RequestId
     tenant: str
     endpoint: str
     timeline: Timeline
@@ -40,8 +40,9 @@ class Entry:
     media_bytes: int
     prompt_tokens: int
     image_tokens: int
-    choices: int
-    asked: Mapping[str, str]
+    own_id: RequestId = _NO_ID
+    choices: int = 1
+    asked: Mapping[str, str] = field(default_factory=dict)
     generated_tokens: int = 0  # once it is over: those that a stop string cut off included
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -100,7 +101,8 @@ class RecentRequests:
     def begin(self, request: Request, id: str, tenant: str, endpoint: str) -> Entry:
         prepared = request.prepared
         entry = Entry(
-            *(id, request.id, tenant, endpoint, request.timeline, request),
+            *(id, tenant, endpoint, request.timeline, request),
+            own_id=request.id,
             images=len(prepared.layout.items),
             media_bytes=sum(len(media.data) for media in prepared.media),
             prompt_tokens=request.prompt_tokens,
