@@ -24,8 +24,9 @@ from triptych.router.edge.cors import with_cors
 from triptych.router.edge.failures import nested
 from triptych.router.edge.gate import Gate
 from triptych.router.edge.layer import Edge, nested_response
+from triptych.router.edge.sites import OF_ADMIN_PORT
 from triptych.router.observe.timeline_pages import add_timelines
-from triptych.router.page.feed import OF_ADMIN_PORT, LiveFeed
+from triptych.router.page.feed import LiveFeed
 from triptych.router.page.routes import add_page, is_of_page
 from triptych.router.router import Router
 

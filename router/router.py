@@ -79,7 +79,6 @@ class Router:
         self.limit_books = commons.limits(index) if commons is not None else LimitBooks()
         self.books = RouterBooks(settings, self.metrics, self.name)
         self._refreshing: asyncio.Task[None] | None = None
-        self.on_begin: list[Callable[[Run], None]] = []  # called for each, as the following
         observe = settings.observe
         self.recent = RecentRequests(observe.timelines, observe.timeline_bytes)
         self.on_end: list[Callable[[Ended], None]] = []  # called for each; must not raise, nor wait
@@ -197,10 +196,7 @@ class Router:
             for tell in self.on_end:
                 tell(ending)
 
-        run = Run(request, caller, asyncio.create_task(model_set.pipeline.run(request)), ended, model_set)
-        for tell in self.on_begin:
-            tell(run)
-        return run
+        return Run(request, caller, asyncio.create_task(model_set.pipeline.run(request)), ended, model_set)
 
     @property
     def running(self) -> int:

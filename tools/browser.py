@@ -77,19 +77,27 @@ class Browser:
         self._log.close()
         self._profile.cleanup()
 
-    def open(self) -> "Tab":
-        """An empty page of its own: no cookies, no storage of others'."""
-        context = self.call("Target.createBrowserContext")["browserContextId"]
+    def open(self, beside: "Tab | None" = None) -> "Tab":
+        """An empty page, in sight.
+
+        beside: a tab in whose window it is, and which it hides; None: a window of its own, with no cookies, no storage
+        and no connections of others
+        """
+        context = beside.context if beside else self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        tab = self._tabs[session] = Tab(self, session, context)
+        tab = self._tabs[session] = Tab(self, session, context, target)
         for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
             tab.call(f"{domain}.enable")
         return tab
 
     def close(self, tab: "Tab") -> None:
+        """The last one of a window takes with it what the window has kept."""
         self._tabs.pop(tab.session)
-        self.call("Target.disposeBrowserContext", browserContextId=tab.context)
+        if any(other.context == tab.context for other in self._tabs.values()):
+            self.call("Target.closeTarget", targetId=tab.target)
+        else:
+            self.call("Target.disposeBrowserContext", browserContextId=tab.context)
 
     def call(self, method: str, session: str = "", **params: Any) -> dict[str, Any]:
         """What the browser answers; events that come meanwhile go to their tabs. Raises BrowserError."""
@@ -134,9 +142,10 @@ class Browser:
 class Tab:
     """One page. events: all that the browser has told of it, in order."""
 
-    def __init__(self, browser: Browser, session: str, context: str) -> None:
+    def __init__(self, browser: Browser, session: str, context: str, target: str) -> None:
         self.session = session
         self.context = context
+        self.target = target
         self.events: list[Event] = []
         self._browser = browser
 
@@ -145,6 +154,10 @@ class Tab:
 
     def close(self) -> None:
         self._browser.close(self)
+
+    def show(self) -> None:
+        """Brings it to the front of its window; the one that was there is hidden."""
+        self.call("Page.bringToFront")
 
     def go(self, url: str) -> None:
         """Returns once the page and what it consists of are there."""

@@ -13,6 +13,8 @@ TriptychError                  never raised itself
     TimelineExpired            410  others have come since, and their timelines are kept
     Unauthorized               401
     PermissionDenied           403  the key is good, and not for this
+    OriginNotAllowed           403  a page of another site asks a server that wants no key, in somebody's browser
+    HostNotAllowed             403  the same server by a name that it does not know: anybody's may lead to it
     MalformedRequest           400  no HTTP that we would read
     HeadTooLarge               431  too many headers, or too long ones
     RateLimited                429  the key's own limit; says how long to wait
@@ -145,6 +147,22 @@ class PermissionDenied(RequestError):
     http_status = 403
     grpc_status = "PERMISSION_DENIED"
     code = "permission_denied"
+
+
+class OriginNotAllowed(RequestError):
+    """A browser asks for a page of another site, and no key would have to be shown."""
+
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
+    code = "origin_not_allowed"
+
+
+class HostNotAllowed(RequestError):
+    """A name that a stranger may have made to lead to this machine, where no key would have to be shown."""
+
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
+    code = "host_not_allowed"
 
 
 class MalformedRequest(RequestError):

@@ -11,11 +11,13 @@ from triptych.errors import (
     ClusterError,
     FingerprintMismatch,
     HeadTooLarge,
+    HostNotAllowed,
     InternalError,
     InvalidMedia,
     InvalidRecord,
     LayoutMismatch,
     MalformedRequest,
+    OriginNotAllowed,
     Overloaded,
     PermissionDenied,
     RateLimited,
@@ -39,6 +41,8 @@ _INSIDE = (ClaimExpired, FingerprintMismatch, LayoutMismatch, TransferFailed, Wo
 _REASONS: Mapping[type[TriptychError], str] = {
     Unauthorized: "key",
     PermissionDenied: "role",
+    OriginNotAllowed: "site",
+    HostNotAllowed: "site",
     RateLimited: "limit",
     BodyTooLarge: "body",
     HeadTooLarge: "head",
@@ -106,7 +110,7 @@ def _message(error: TriptychError) -> str:
 def _type(error: TriptychError) -> str:
     if isinstance(error, Unauthorized):
         return "authentication_error"
-    if isinstance(error, PermissionDenied):
+    if isinstance(error, PermissionDenied | OriginNotAllowed | HostNotAllowed):
         return "permission_error"
     if isinstance(error, Overloaded | RateLimited):
         return "rate_limit_error"

@@ -14,6 +14,7 @@ from triptych.router.edge.account import Account
 from triptych.router.edge.auth import Key, KeyFile
 from triptych.router.edge.limits import Limiter, Meter
 from triptych.router.edge.pace import Pace
+from triptych.router.edge.sites import Sites
 from triptych.router.edge.usage_log import UsageLog
 from triptych.router.observe.request_log import RequestLog
 from triptych.router.observe.trace_context import TraceContext, read_traceparent
@@ -34,6 +35,7 @@ class Gate:
         self._router = router
         self._now = now
         self._keys = KeyFile(settings.router, settings.slo)
+        self.sites = Sites(settings.router)  # whose pages may ask where there are no keys
         self._limiter = Limiter(router.limit_books)
         self._limiter.update(self._keys.ring.limits_by_tenant)
         log_path = settings.router.usage_log

@@ -124,6 +124,8 @@ class _Exchange:
             if is_crowd and path in _GENERATING:
                 self._class = gate.class_in_a_crowd(self._key, self._told_class)
             raise flaw
+        if not gate.has_keys:
+            gate.sites.check(self._scope)
         if not is_guarded:
             return
         key: Key | None = None

@@ -66,6 +66,27 @@ def critical_path(timeline: Timeline) -> Sequence[Part]:
     return parts[::-1]
 
 
+def path_behind(timeline: Timeline, begin: float, end: float, rest: str) -> Sequence[Part]:
+    """What came after that moment: in order and without gaps, each stage from where the one before it ended.
+
+    For the time behind the first token, where stages seldom go on side by side, and for requests that never had one.
+    rest: what the time behind the last of them is called
+    """
+    parts, at, is_inside = list[Part](), begin, True
+    spans = (_no_earlier(span, begin) for span in timeline.spans if span.stage != "respond")
+    for span in sorted(spans, key=_begin):
+        low, high = max(at, span.begin), min(span.end, end)
+        if high - low <= _LEAST:
+            continue
+        if low - at > _LEAST:
+            parts.append(Part("router" if is_inside and not span.worker else "wire", at, low))
+        parts.append(Part(span.stage, low, high, span.worker))
+        at, is_inside = high, not span.worker
+    if end - at > _LEAST:
+        parts.append(Part(rest, at, end))
+    return parts
+
+
 def stage_seconds(parts: Iterable[Part]) -> Mapping[str, float]:
     """By stage, in their order; they add up to what the parts are together."""
     seconds: dict[str, float] = {}
@@ -120,6 +141,14 @@ def _between(begin: float, end: float, before: Span | None, later: Span, lines: 
                 parts.append(Part(line.stage, low, high, line.worker))
                 at = high
     return [*parts, Part(rest, at, end)] if end - at > _LEAST else parts
+
+
+def _no_earlier(span: Span, first: float) -> Span:
+    """The span; one that needs the first token where it can have been, if its worker's clock has it ahead of that."""
+    if span.stage not in _LATER or span.begin >= first:
+        return span
+    late = min(span.off_by, first - span.begin)
+    return span._replace(begin=span.begin + late, end=span.end + late)
 
 
 def _backwards(spans: Sequence[Span]) -> range:

@@ -2,7 +2,8 @@
 
 import { authorization, events, told } from "./feed.js";
 import { html, say } from "./draw.js";
-import { stageBar, summary } from "./requests.js";
+import { summary } from "./requests.js";
+import { stageBar } from "./stages.js";
 
 const TIMELINE_PATIENCE_MS = 4000; // within which the feed has told of a request that has ended
 
@@ -123,7 +124,8 @@ export class Ask {
   }
 
   /** Where the answer's time went, once the feed has told. */
-  heard({ recent, router }) {
+  heard({ first, recent, router }) {
+    if (first && this.waiting) this.waiting.until = performance.now() + TIMELINE_PATIENCE_MS; // nobody could tell before
     const mine = this.waiting && recent.find((request) => request.id === this.waiting.id);
     if (mine) {
       this.waiting = null;

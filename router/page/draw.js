@@ -29,18 +29,6 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Stages in the order of a request, each with the words of the legend. Colours are page.css's, by class. */
-export const STAGES = [
-  ["prepare", "Prepare"],
-  ["wait", "Wait for room"],
-  ["encode", "Encode"],
-  ["prefill", "Prefill"],
-  ["handover", "Hand over"],
-  ["decode", "Decode"],
-];
-
-export const STAGE_NAMES = new Map(STAGES);
-
 /** 0.0123 -> "12 ms", 3.21 -> "3.2 s", neither of which is broken over lines. */
 export function seconds(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";

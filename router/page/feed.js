@@ -39,9 +39,11 @@ export async function told(response) {
 }
 
 /**
- * Listens for ever.
+ * Listens for ever, as long as somebody sees the tab: a browser has six connections to a server for all its tabs, and
+ * whoever asks something needs one.
  *
- * heard(snapshot): for each; refused(why): a key is wanted, listening goes on after `retry`;
+ * heard(snapshot): for each; its `first` says whether it is the first of a connection, which tells what was before.
+ * refused(why): a key is wanted, listening goes on after `retry`;
  * lost(why): the connection is gone, and is tried again by itself.
  */
 export class Feed {
@@ -51,6 +53,9 @@ export class Feed {
     this.lost = lost;
     this.abort = new AbortController();
     this.wake = () => {};
+    document.addEventListener("visibilitychange", () => {
+      if (document.hidden) this.abort.abort();
+    });
     this.run();
   }
 
@@ -63,12 +68,14 @@ export class Feed {
   async run() {
     let pause = 250;
     for (;;) {
+      await inSight();
       this.abort = new AbortController();
       try {
         if (await this.listen(() => (pause = 250))) pause = 250;
       } catch (error) {
         if (error.name !== "AbortError") this.lost(error instanceof TypeError ? "the server is out of reach" : error.message);
       }
+      if (document.hidden) continue; // back in sight, it is told at once
       await this.sleep(pause);
       pause = Math.min(pause * 2, LONGEST_PAUSE_MS);
     }
@@ -84,8 +91,10 @@ export class Feed {
       return true;
     }
     if (!response.ok) throw new Error(await told(response));
+    let first = true;
     for await (const data of events(response, this.abort)) {
-      this.heard(JSON.parse(data));
+      this.heard({ ...JSON.parse(data), first });
+      first = false;
       began(); // behind it: what cannot be read is asked for less and less often
     }
     return true; // it ended in peace: ask again
@@ -100,6 +109,19 @@ export class Feed {
       };
     });
   }
+}
+
+/** Resolves once the tab is shown. */
+function inSight() {
+  return new Promise((resolve) => {
+    const look = () => {
+      if (document.hidden) return;
+      document.removeEventListener("visibilitychange", look);
+      resolve();
+    };
+    document.addEventListener("visibilitychange", look);
+    look();
+  });
 }
 
 /** Ends what waits for a server that says nothing, unless the timer is cleared before. */

@@ -8,9 +8,10 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from starlette.responses import Response
@@ -19,12 +20,13 @@ from starlette.types import Receive, Scope, Send
 from triptych.errors import Cancelled, PermissionDenied, TooManyViewers
 from triptych.router.edge.body import unless_gone
 from triptych.router.edge.gate import Gate
+from triptych.router.edge.sites import OF_ADMIN_PORT
 from triptych.router.fleet.link import WorkerLink
-from triptych.router.page.book import MOST_RUNNING, RequestBook
+from triptych.router.observe.recent import Entry
+from triptych.router.page.rows import ended_row, running_row
 from triptych.router.router import Router
 
 LIVE_PATH = "/v1/cluster/live"
-OF_ADMIN_PORT = "of_admin_port"  # in the scope's state: whether the request came by the operators' port
 
 LOOK_SECONDS = 0.2
 LONGEST_SECONDS = 1.0  # between two snapshots
@@ -32,6 +34,8 @@ LIFE_SECONDS = 600.0  # of one answer; whoever still listens asks again, and sho
 MOST_LISTENERS = 32
 MOST_OF_OTHERS = 24  # than operators, who find a place in any crowd
 MOST_OF_A_TENANT = 4
+MOST_RECENT = 64  # requests that have ended, of those that the router keeps
+MOST_RUNNING = 200  # that are shown; more are counted
 
 # What the page draws of a worker's gauges.
 _GAUGES = (
@@ -57,7 +61,8 @@ class LiveFeed:
     def __init__(self, router: Router, gate: Gate) -> None:
         self._router = router
         self._gate = gate
-        self._book = RequestBook(router)
+        self._recent = router.recent
+        self._row = lru_cache(MOST_RECENT)(_row)  # once for all who listen, and only where somebody does
         self._listeners: Counter[Viewer] = Counter()
         self._ended = {False: asyncio.Event(), True: asyncio.Event()}  # by whether it is the admin port's
 
@@ -104,15 +109,14 @@ class LiveFeed:
         patience = self._router.settings.router.stage_timeout_seconds
         before, behind, sent_at, ends_at = "", 0, -LONGEST_SECONDS, clock() + LIFE_SECONDS
         while clock() < ends_at and not ending.is_set():
-            recent = self._book.recent(self._tenant_of(viewer), behind) if self._sees_requests(viewer) else []
+            recent, behind = self._recent_of(viewer, behind), self._recent.num_ended
             told = json.dumps(self._snapshot(viewer, of_admin_port), separators=(",", ":"))
             if told != before or recent or clock() >= sent_at + LONGEST_SECONDS:
-                rows = json.dumps([row.values for row in recent], separators=(",", ":"))
-                frame = f'data: {{"at":{time.time():.3f},"recent":{rows},{told[1:]}\n\n'
+                rows = ",".join(map(self._row, recent))
+                frame = f'data: {{"at":{time.time():.3f},"recent":[{rows}],{told[1:]}\n\n'
                 async with asyncio.timeout(patience):
                     await send({"type": "http.response.body", "body": frame.encode(), "more_body": True})
                 before, sent_at = told, clock()
-                behind = recent[-1].number if recent else behind
             try:
                 async with asyncio.timeout(LOOK_SECONDS):
                     await ending.wait()
@@ -121,8 +125,8 @@ class LiveFeed:
 
     def _snapshot(self, viewer: Viewer, of_admin_port: bool) -> dict[str, Any]:
         """Everything but the clock and the requests that have ended, which are told once."""
-        router, tenant = self._router, self._tenant_of(viewer)
-        running = self._book.running(tenant) if self._sees_requests(viewer) else []
+        router, tenant, sees = self._router, self._tenant_of(viewer), self._sees_requests(viewer)
+        running = self._recent.running(tenant) if sees else []
         return {
             "object": "cluster.live",
             "model": router.name,
@@ -130,11 +134,16 @@ class LiveFeed:
             "router": {"number": router.index + 1, "of": max(1, router.settings.serve.routers)},
             "answers_here": not of_admin_port,
             "workers": [_worker(link, viewer.is_operator) for link in self._links()],
-            "running": running[-MOST_RUNNING:],
+            "running": [running_row(entry) for entry in running[-MOST_RUNNING:]],
             "num_running": len(running),
             "objectives": router.books.levels.describe() if viewer.is_operator else [],
-            "num_tokens": self._book.num_tokens(tenant) if self._sees_requests(viewer) else 0,
+            "num_tokens": self._recent.num_generated(tenant) if sees else 0,
         }
+
+    def _recent_of(self, viewer: Viewer, behind: int) -> Sequence[Entry]:
+        if not self._sees_requests(viewer):
+            return ()
+        return self._recent.ended(behind, MOST_RECENT, self._tenant_of(viewer))
 
     def _links(self) -> list[WorkerLink]:
         """Of all models that there are while one takes another's place; of two by one name, the one that serves."""
@@ -165,6 +174,10 @@ class _LiveAnswer(Response):
         self._of_admin_port = of_admin_port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD":  # who wants no body has no end to wait for
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": b""})
+            return
         try:
             with self._feed.counted(self._viewer):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -172,6 +185,10 @@ class _LiveAnswer(Response):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except (Cancelled, OSError, TimeoutError):
             pass  # they left, or have stopped reading
+
+
+def _row(entry: Entry) -> str:
+    return json.dumps(ended_row(entry), separators=(",", ":"))
 
 
 def _worker(link: WorkerLink, is_operator: bool) -> dict[str, Any]:

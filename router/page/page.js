@@ -5,7 +5,8 @@ import { count, plural, say } from "./draw.js";
 import { Feed, keepKey, key } from "./feed.js";
 import { Flow } from "./flow.js";
 import { Gauges } from "./gauges.js";
-import { Requests, showLegend } from "./requests.js";
+import { Requests } from "./requests.js";
+import { showLegends } from "./stages.js";
 import { showChannels, Workers } from "./workers.js";
 
 const element = (id) => document.getElementById(id);
@@ -16,19 +17,16 @@ const flow = new Flow(element("triptych"), element("flow"), workers);
 const gauges = new Gauges(element("gauges"));
 const requests = new Requests(element("requests"), element("requests-empty"), element("requests-scale"));
 const ask = new Ask();
-let isFirst = true; // of this connection: what it tells has happened before
 let isLost = false;
 
-showLegend(element("legend"));
+showLegends(element("legend"), element("bar-legend"));
 
 function heard(snapshot) {
-  snapshot.first = isFirst;
-  if (isFirst) {
+  if (snapshot.first) {
     requests.clear();
     gauges.begin(snapshot.router.number);
     element("key").hidden = true;
   }
-  isFirst = false;
   if (isLost) announce("The connection is back");
   isLost = false;
   element("triptych").classList.remove("stale");
@@ -69,7 +67,7 @@ function showWhere({ router, viewer, answers_here: answersHere }) {
 }
 
 function lost(why) {
-  isFirst = isLost = true;
+  isLost = true;
   element("triptych").classList.add("stale"); // what it shows has been so
   element("health").dataset.state = "lost";
   say(element("health"), `No connection: ${why}`);
@@ -77,7 +75,6 @@ function lost(why) {
 }
 
 function refused(why) {
-  isFirst = true;
   element("triptych").classList.add("stale");
   gauges.clear(); // the next key may see less
   element("key").hidden = false;

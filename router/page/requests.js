@@ -1,39 +1,9 @@
 // The last requests, and where the time of each has gone.
 
-import { ceiling, count, html, plural, quantile, say, seconds, STAGE_NAMES, STAGES, svg } from "./draw.js";
+import { ceiling, count, html, plural, quantile, say, seconds } from "./draw.js";
+import { stageBar } from "./stages.js";
 
 const MOST_ROWS = 12;
-
-export function showLegend(list) {
-  list.replaceChildren(
-    ...STAGES.map(([name, words]) => {
-      const key = svg("svg", { class: "key", viewBox: "0 0 10 10", "aria-hidden": "true" });
-      key.append(svg("rect", { class: `span of-${name}`, width: 10, height: 10, rx: 2.5 }));
-      return html("li", {}, key, words);
-    }),
-  );
-}
-
-/** One request's stages side by side; whole: seconds that are as wide as the bar. */
-export function stageBar(request, whole) {
-  const bar = svg("svg", { class: "bar", viewBox: "0 0 1000 14", preserveAspectRatio: "none", role: "img" });
-  let at = 0;
-  for (const [name, span] of request.stages) {
-    const x = (at / whole) * 1000;
-    const width = (span / whole) * 1000;
-    at += span;
-    bar.append(svg("rect", { class: `span of-${name}`, x, width: Math.max(0, width), height: 14 }));
-  }
-  if (at > whole * 1.001) bar.append(svg("path", { class: "goes-on", d: "M986 0H1000V14H986L994 7Z" }));
-  if (request.first_token !== null) {
-    bar.append(svg("rect", { class: "first-token", x: (request.first_token / whole) * 1000 - 1.5, width: 3, height: 14 }));
-  }
-  const words = request.stages.map(([name, span]) => `${(STAGE_NAMES.get(name) ?? name).toLowerCase()} ${seconds(span)}`);
-  const text = `${words.join(", ")}; ${seconds(request.seconds)} in all`;
-  bar.setAttribute("aria-label", text);
-  bar.append(svg("title", {}, text));
-  return bar;
-}
 
 export class Requests {
   constructor(body, empty, scale) {

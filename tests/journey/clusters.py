@@ -29,6 +29,7 @@ from triptych.wire.membership import Membership
 
 FLOAT32_BYTES = 4
 ANSWER_SECONDS = 120.0  # a liveness bound: nothing here takes a fifth of it
+RESTART_SECONDS = 60.0  # another
 
 
 @dataclass(frozen=True, order=True)
@@ -158,6 +159,13 @@ class Running:
 
     def addresses(self) -> Sequence[WorkerAddress]:
         return self.supervisor.addresses()
+
+    def wait_for_successor(self, address: WorkerAddress) -> None:
+        """Until another process is in the place of one that was killed; fails the test where none comes."""
+        deadline = time.monotonic() + RESTART_SECONDS
+        while not any(one.worker_id == address.worker_id and one.pid != address.pid for one in self.addresses()):
+            assert time.monotonic() < deadline, f"{address.worker_id} did not come back within {RESTART_SECONDS} s"
+            time.sleep(0.1)
 
     def status(self, address: WorkerAddress, check: bool = True) -> worker_pb2.StatusReply:
         """The worker's own word, with its invariants checked."""

@@ -14,14 +14,13 @@ import httpx
 import pytest
 
 from tests.journey.bad_images import BAD_IMAGES
-from tests.journey.clusters import ANSWER_SECONDS, Answer, Running, Variation, events
+from tests.journey.clusters import ANSWER_SECONDS, RESTART_SECONDS, Answer, Running, Variation, events
 from tests.journey.conversations import conversations, picture, png
 from tests.journey.messages import data_uri, image, user
 from triptych.journey import Role
 
 TOPOLOGIES = [Variation("e+p+d"), Variation("epd"), Variation("e+pd"), Variation("ep+d")]
 FAST_TO_IDLE_SECONDS = 2.0  # the promise; tests assert five times as much and record what it was
-RESTART_SECONDS = 60.0
 
 
 def plain(cluster: Running, max_tokens: int = 16, seed: int = 0) -> Answer:
@@ -147,7 +146,7 @@ def test_a_killed_tier_comes_back_and_no_request_hangs_or_lies(cluster: Running,
         assert status in (200, 500, 502, 503, 504)
         if status == 200:
             assert ids == wanted.token_ids
-    _wait_for_new_process(cluster, address.worker_id, address.pid)
+    cluster.wait_for_successor(address)
     assert _first_success(cluster).token_ids == wanted.token_ids[:16]
     cluster.seconds_until_idle(20)
 
@@ -172,7 +171,7 @@ def test_a_stream_goes_on_where_its_decode_worker_died(cluster: Running, kill_af
                 os.kill(address.pid, signal.SIGKILL)
                 killed, address = address, None
     assert tuple(received) == wanted.token_ids
-    _wait_for_new_process(cluster, killed.worker_id, killed.pid)
+    cluster.wait_for_successor(killed)
     cluster.seconds_until_idle(20)
 
 
@@ -212,13 +211,6 @@ def _leave(cluster: Running, messages: Any, after_seconds: float) -> str:
         except httpx.ReadTimeout:
             return "left"
     return "finished first"
-
-
-def _wait_for_new_process(cluster: Running, worker_id: str, old_pid: int) -> None:
-    deadline = time.monotonic() + RESTART_SECONDS
-    while not any(a.worker_id == worker_id and a.pid != old_pid for a in cluster.addresses()):
-        assert time.monotonic() < deadline, f"{worker_id} did not come back within {RESTART_SECONDS} s"
-        time.sleep(0.1)
 
 
 def _first_success(cluster: Running) -> Answer:

@@ -16,7 +16,6 @@ import pytest
 from bench.grammar_schemas import PERSON, SCHEMAS
 from tests.journey.clusters import Running, events
 from tests.journey.messages import user
-from tests.journey.test_faults import _wait_for_new_process
 from tests.served import MODEL, Served, served_model, shown
 from triptych.journey import Role
 
@@ -78,7 +77,7 @@ def test_a_stream_goes_on_in_its_grammar_where_its_decode_worker_died(cluster: R
     assert killed
     assert received == wanted
     assert re.fullmatch("[0-9]{1,4}(, [0-9]{1,4})*(, ?)?", received)
-    _wait_for_new_process(cluster, address.worker_id, address.pid)
+    cluster.wait_for_successor(address)
     cluster.seconds_until_idle(20)
 
 

@@ -1,14 +1,14 @@
 """One server, of three worker processes that compute nothing, and one browser for all."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.browsing import started_browser
 from tests.checkpoints import EMBEDDED
 from tests.processes import ProcessCluster
-from tools.browser import NAMES, Browser, Tab, find_browser
+from tools.browser import Browser, Tab
 from triptych.config import load_settings
 
 KEY = "operator-of-this-test"
@@ -33,10 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Itera
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    path = find_browser()
-    if path is None:
-        pytest.skip(f"there is no browser here, none of {', '.join(NAMES)}: apt-get install chromium")
-    with Browser(path, os.environ) as browser:
+    with started_browser() as browser:
         yield browser
 
 
@@ -54,19 +51,16 @@ def empty_tab(browser: Browser, cluster: ProcessCluster) -> Iterator[Tab]:
 @pytest.fixture
 def tab(empty_tab: Tab, cluster: ProcessCluster) -> Tab:
     """With the page, of somebody who has shown the key before."""
-    script = f'sessionStorage.setItem("triptych-key", "{KEY}")'
-    empty_tab.call("Page.addScriptToEvaluateOnNewDocument", source=script)
-    empty_tab.go(cluster.url)
-    empty_tab.wait("document.querySelectorAll('.worker[data-state=ready]').length === 3")
+    show_page(empty_tab, cluster)
     return empty_tab
 
 
-def complaints(tab: Tab) -> list[str]:
-    """What the browser has to complain of, in the console or elsewhere."""
-    found = [event["params"]["exceptionDetails"]["text"] for event in tab.events_of("Runtime.exceptionThrown")]
-    found += [str(event["params"]) for event in tab.events_of("Runtime.consoleAPICalled")]
-    found += [str(event["params"]["entry"]) for event in tab.events_of("Log.entryAdded")]
-    return found
+def show_page(tab: Tab, cluster: ProcessCluster) -> None:
+    """To somebody who has shown the key before."""
+    script = f'sessionStorage.setItem("triptych-key", "{KEY}")'
+    tab.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+    tab.go(cluster.url)
+    tab.wait("document.querySelectorAll('.worker[data-state=ready]').length === 3")
 
 
 def red_circle() -> Path:

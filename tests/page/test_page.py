@@ -6,10 +6,12 @@ import time
 
 import httpx
 
+from tests.browsing import complaints
 from tests.page.accessibility import flaws, shows_focus, tree
-from tests.page.conftest import KEY, complaints, red_circle
+from tests.page.conftest import KEY, red_circle
 from tests.processes import ProcessCluster
 from tools.browser import Tab
+from triptych.stages import TIMED_STAGES
 
 _FOCUS = "(document.activeElement.id || document.activeElement.className || document.activeElement.tagName)"
 _ANSWER = "document.getElementById('answer-text')"
@@ -74,17 +76,51 @@ def test_a_question_about_a_picture_is_asked_with_the_keyboard_alone(tab: Tab) -
     tab.press("Enter")  # the question that stands there: What is in the image?
     tab.wait(f"{_ANSWER}.textContent === 'red circle' && {_ANSWER}.getAttribute('aria-busy') === 'false'")
     tab.wait("document.querySelector('#answer-bar .bar')")
-    [label] = {name for role, name, _ in tree(tab) if role in ("image", "img") and "in all" in name}
-    assert [part.split()[0] for part in label.split("; ")[0].split(", ")][-4:] == [
-        "encode",
-        "prefill",
-        "hand",
-        "decode",
-    ]
+    label = tab.evaluate("document.querySelector('#answer-bar .bar').getAttribute('aria-label')")
+    assert (label, True) in {(name, role in ("image", "img")) for role, name, _ in tree(tab)}
+    pieces = tab.evaluate("[...document.querySelectorAll('#answer-bar title')].map((each) => each.textContent)")
+    assert {"parse", "hash", "encode", "prefill", "KV to decode", "decode"} <= {
+        each.rpartition(" ")[0] for each in pieces
+    }
+    assert {part.rpartition(" ")[0] for part in label.split("; ")[0].split(", ")} >= {"decode", "others"}
     assert tab.evaluate("document.querySelectorAll('#requests tr').length") >= 1
     tab.wait("document.querySelectorAll('.dot').length === 0")  # it has come out at the other end
     assert flaws(tab) == []
     assert complaints(tab) == []
+
+
+def test_every_stage_that_is_timed_has_its_tier_and_words_of_its_own(tab: Tab) -> None:
+    known = tab.evaluate("import('/page/stages.js').then(({ TIMED }) => [...TIMED])")
+    assert [(name, shown["tier"]) for name, shown in known] == [(stage.name, stage.tier) for stage in TIMED_STAGES]
+    assert len({shown["words"] for _, shown in known}) == len(TIMED_STAGES)
+    legend = tab.evaluate("[...document.querySelectorAll('#bar-legend li')].map((each) => each.textContent)")
+    assert legend == ["Router", "Encode", "Prefill", "Decode", "high: computing", "half: on the way", "low: waiting"]
+
+
+def test_a_bar_is_drawn_to_scale_and_told_in_words(tab: Tab) -> None:
+    script = """import("/page/stages.js").then(({ stageBar }) => {
+      const stages = [["parse", 0.001], ["encode_queue", 0.1], ["encode", 0.3], ["rows_transfer", 0.1]];
+      stages.push(["decode", 0.499], ["of_tomorrow", 0.2]);
+      const bar = stageBar({ stages, seconds: 1.2, first_token: 0.6 }, 2);
+      const pieces = [...bar.querySelectorAll(".span")].map((each) => [
+        each.getAttribute("class"), ...["x", "width", "y", "height"].map((name) => Math.round(each.getAttribute(name))),
+      ]);
+      return [bar.getAttribute("role"), bar.getAttribute("aria-label"), pieces];
+    })"""
+    role, label, pieces = tab.evaluate(script)
+    assert role == "img"
+    assert label.replace("\xa0", " ") == (
+        "encode queue 100 ms, encode 300 ms, embeddings to prefill 100 ms, decode 499 ms, something else 200 ms, "
+        "others 1.0 ms; 1.2 s in all"
+    )
+    assert pieces == [
+        ["span of-router", 0, 1, 0, 14],
+        ["span of-encode", 1, 50, 11, 3],
+        ["span of-encode", 51, 150, 0, 14],
+        ["span of-prefill", 201, 50, 6, 8],
+        ["span of-decode", 251, 250, 0, 14],
+        ["span of-router", 500, 100, 0, 14],
+    ]
 
 
 def test_the_row_of_a_request_stays_the_same_while_others_come(tab: Tab) -> None:

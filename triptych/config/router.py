@@ -47,6 +47,9 @@ class RouterSettings:
     admin_host: str = "127.0.0.1"
     admin_port: int = 0  # /metrics, /admin/ and /v1/cluster move there; 0: they stay on the main port
     cors_origins: tuple[str, ...] = ()  # of pages whose scripts may ask, as https://example.com; *: of any; empty: none
+    # Names by which a server without keys that listens on loopback alone may be called, beside localhost, addresses and
+    # names without a dot; *: any. What stands before it may pass on the name that it has outside.
+    allowed_hosts: tuple[str, ...] = ()
     max_connections: int = 4096  # beyond that many, requests are answered 503
     max_head_bytes: int = 64 << 10  # of a request's line and headers
     chat_template: str = ""  # file with a template in place of the model's own, e.g. one that tells it of tools

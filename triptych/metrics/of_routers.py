@@ -18,7 +18,7 @@ _STAGES = {"stage": frozenset(stage.name for stage in TIMED_STAGES)}
 _ROLES = {"stage": frozenset({"encode", "prefill", "decode"})}
 _MODALITIES = frozenset({"image", "video", "audio"})
 _REASONS = frozenset({"stop", "length", "tool_calls"})
-_REFUSALS = frozenset({"key", "role", "limit", "body", "head", "malformed", "connections", "overload"})
+_REFUSALS = frozenset({"key", "role", "limit", "body", "head", "malformed", "connections", "overload", "site"})
 _OUTCOMES = frozenset({"fetched", "renewed", "kept", "joined", "file", "failed"})
 _ITEM_LABELS, _ITEM_VALUES = ("modality",), {"modality": _MODALITIES}
 
