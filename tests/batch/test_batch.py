@@ -75,7 +75,7 @@ def test_unusable_lines_are_all_named_before_anything_is_sent(
     ]
     source = write(tmp_path / "in.jsonl", *wrong)
     with CountingServer() as server:
-        assert main(["batch", str(source), str(tmp_path / "out.jsonl"), "--url", server.url]) == 1
+        assert main(["batch", str(source), str(tmp_path / "out.jsonl"), "--url", server.url]) == 2
         assert not server.asked
     told = capsys.readouterr().err
     for number in range(2, 10):
@@ -175,7 +175,7 @@ def test_the_output_of_another_batch_or_of_none_is_left_alone(
         command = ["batch", str(source), str(target), "--url", server.url]
         for text, words in ((json.dumps({"custom_id": "other", "response": None}), "'other'"), ("a diary", "line 1")):
             target.write_text(text + "\n")
-            assert main(command) == 1
+            assert main(command) == 2
             assert words in capsys.readouterr().err
             assert target.read_text() == text + "\n"
         assert not server.asked

@@ -105,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m tests.cluster.fault_table", description=__doc__)
     parser.add_argument("--rounds", type=int, default=1, help="of all kinds, those that the results have included")
     parser.add_argument("--seconds", type=float, default=inf, help="after which no other fault is begun")
-    parser.add_argument("--only", default="", help="of these kinds: a part of the name")
+    parser.add_argument("--only", nargs="+", default=[""], help="of these kinds: parts of their names")
     parser.add_argument(
         "--place", choices=_PLACES, help="only what happens there; left out: first to hosts, then to processes"
     )
@@ -115,7 +115,7 @@ def main() -> None:
     if options.place is None:
         sys.exit(_everywhere(options))
     results = Results(options.output, options.resume)
-    kinds = [kind for kind in _PLACES[options.place] if options.only in kind.name]
+    kinds = [kind for kind in _PLACES[options.place] if any(part in kind.name for part in options.only)]
     if kinds and results.next_of(kinds, options.rounds) is not None:
         folder = Path(tempfile.mkdtemp(prefix="triptych-fault-table-"))
         print(f"logs are in {folder}", file=sys.stderr)
@@ -134,7 +134,7 @@ def _everywhere(options: argparse.Namespace) -> int:
     for place in reversed(_PLACES):
         seconds = max(0.0, ends_at - time.monotonic()) / (2 if place == "hosts" else 1)
         command = [sys.executable, "-m", "tests.cluster.fault_table", "--place", place, "--resume"]
-        command += ["--rounds", str(options.rounds), "--seconds", str(seconds), "--only", options.only]
+        command += ["--rounds", str(options.rounds), "--seconds", str(seconds), "--only", *options.only]
         status |= subprocess.run([*command, "--output", str(options.output)], check=False).returncode
     rows = Results(options.output, resume=True).rows
     print(table(rows))
