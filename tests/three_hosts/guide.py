@@ -23,12 +23,13 @@ def commands_under(heading: str) -> list[str]:
 
 
 class Operator:
-    """Sits at the desk, in a folder with the repository, and goes by the guide."""
+    """Sits at the desk, in a folder with the repository, or at another machine, and goes by the guide."""
 
-    def __init__(self, desk: Machine, folder: str, commands: Iterable[str]) -> None:
+    def __init__(self, desk: Machine, folder: str, commands: Iterable[str], key: str = "KEY") -> None:
+        """key: the one that an earlier part of the guide made"""
+        self.key = key
         self._desk = desk
         self._shell = [f"cd {folder}"]  # what later commands find: each has a shell of its own
-        self._key = "KEY"
         self.left = list(commands)
 
     def follow(self, start: str, seconds: float = _SECONDS) -> str:
@@ -41,9 +42,9 @@ class Operator:
         ran = self.run(command, seconds)
         assert ran.status == 0, f"{command}: {ran.said}"
         if found := _KEY.search(ran.said):
-            self._key = found[0]
+            self.key = found[0]
         return ran.said
 
     def run(self, command: str, seconds: float = _SECONDS) -> Ran:
         """Any command; KEY in it stands for the key that the guide made. Raises TimeoutError."""
-        return self._desk.run(" && ".join([*self._shell, command.replace("KEY", self._key)]), seconds)
+        return self._desk.run(" && ".join([*self._shell, re.sub(r"\bKEY\b", self.key, command)]), seconds)

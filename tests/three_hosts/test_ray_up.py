@@ -200,6 +200,25 @@ def test_a_second_encoder_comes_when_it_is_asked_for(cluster: Cluster) -> None:
     assert [ask(cluster, each["picture"], each["question"]) for each in asked] == [each["answer"] for each in asked]
 
 
+def test_a_router_on_another_machine_has_the_same_workers(cluster: Cluster) -> None:
+    steps = commands_under("### A router on another machine")
+    operator = Operator(cluster.language, ".", steps, cluster.operator.key)
+    operator.follow("export PATH=")
+    operator.follow("TRIPTYCH_ROUTER_API_KEYS_FILE=")
+    said = operator.follow("until triptych status", UP_SECONDS)
+    assert all(name in said for name in ("encode-0", "encode-1", "prefill-0", "decode-0")), said
+    assert operator.follow("triptych ask").strip() == "12"
+    operator.follow("pkill")
+    assert operator.left == []
+    log = cluster.language.home / "triptych" / "serve.log"
+    wait_until(lambda: not _serves(cluster.language), NOTICED_SECONDS, f"it goes on: {log.read_text()[-4000:]}")
+    assert ask(cluster, "sign-bread.png", "Read the text.").lower() == "bread"
+
+
+def _serves(machine: Machine) -> bool:
+    return any("bin/triptych serve" in line for line in machine.processes().values())
+
+
 def test_ray_up_again_brings_a_new_release_to_all_machines(cluster: Cluster) -> None:
     project = cluster.site.desk.home / "source" / "pyproject.toml"
     project.write_text(re.sub(r'^version = ".*"$', 'version = "99.0"', project.read_text(), flags=re.MULTILINE))
