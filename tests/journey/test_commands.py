@@ -95,7 +95,7 @@ def test_ask_answers_a_question_about_a_picture(serving: Serving) -> None:
 
 def test_ask_says_what_is_wrong(serving: Serving) -> None:
     missing = run("ask", "--url", serving.url, "--image", "no-such.png", "What?")
-    assert missing.returncode == 1
+    assert missing.returncode == 2
     assert "no-such.png" in missing.stderr
     nobody = run("ask", "--url", "http://127.0.0.1:9", "What?")
     assert nobody.returncode == 1
