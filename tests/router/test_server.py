@@ -105,7 +105,7 @@ def test_a_model_that_makes_no_sense_at_all_ends_no_router_that_serves_another(c
         server.tell([KnownSet(1, str(card.folder)), KnownSet(2, str(folder))], serving=1, turn=0)
         told = server.told_of_sets()
         assert [each["set"] for each in told["unusable"]] == [2]
-        assert "RecursionError" in told["unusable"][0]["reason"]
+        assert "self_test.json: maximum recursion depth" in told["unusable"][0]["reason"]
         assert httpx.get(f"http://127.0.0.1:{port}/live", trust_env=False).status_code == 200
     finally:
         server.stop()
