@@ -60,10 +60,11 @@ class Cluster:
         log = self.head.home / "triptych" / "serve.log"
         return log.read_text() if log.exists() else ""
 
-    def wait(self, loop: str, seconds: float) -> None:
-        """loop: while or until, for as long as the server calls itself ready. Raises TimeoutError."""
+    def wait(self, loop: str, seconds: float, worker: str = "") -> None:
+        """loop: while or until, for as long as all are ready, this worker among them. Raises TimeoutError."""
+        named = f" && {STATUS} | grep -q ^{worker}" if worker else ""
         try:
-            self.operator.run(f"{loop} {STATUS}; do sleep 1; done", seconds)
+            self.operator.run(f"{loop} {STATUS}{named}; do sleep 1; done", seconds)
         except TimeoutError as error:
             error.add_note(self.told())
             raise
@@ -179,7 +180,7 @@ def test_a_machine_that_is_lost_gets_its_worker_again_once_it_is_back(cluster: C
     cluster.encode.power_off()
     cluster.wait("while", NOTICED_SECONDS)
     cluster.site.power_on(cluster.encode)
-    cluster.wait("until", BACK_SECONDS)
+    cluster.wait("until", BACK_SECONDS, "encode-0")  # once it is known to be lost, the others are all there is
     assert ask(cluster, "sign-bread.png", "Read the text.").lower() == "bread"
 
 
