@@ -27,6 +27,7 @@ from triptych.services.memory_plan import budget_of, in_words
 from triptych.services.profiling import Profiler
 from triptych.services.quick_waits import wake_quickly
 from triptych.services.site import Language, RoleWorker, Site
+from triptych.services.started_threads import started_threads
 from triptych.services.worker_service import WorkerService
 from triptych.transfer.faults import Faults
 from triptych.transfer.leases import Sweeper
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 Builder = Callable[[Site, Language | None, grpc.aio.Server], RoleWorker]
 
 _STOP_SECONDS = 5.0
+_CALL_THREADS = 8  # for what would hold up the control thread: short work, of which little is wanted at once
 _LEASES = 10  # longest lease a caller may ask for, in leases as configured
 
 
@@ -70,6 +72,8 @@ class WorkerHost:
         self._builders = builders
         self._settings = settings
         self._loop = asyncio.new_event_loop()
+        self._calls = started_threads(_CALL_THREADS, "calls")
+        self._loop.set_default_executor(self._calls)
         self._thread = threading.Thread(target=self._loop.run_forever, name="control", daemon=True)
         self._roles: list[RoleWorker] = []
         self._language: Language | None = None
@@ -137,6 +141,7 @@ class WorkerHost:
             self._nixl.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=_STOP_SECONDS)
+        self._calls.shutdown(wait=False, cancel_futures=True)
 
     async def _drain(self) -> bool:
         assert self._service is not None  # `start` has returned

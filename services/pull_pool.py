@@ -15,18 +15,17 @@ class PullPool:
     """Thread-safe. An owner that hangs holds the threads of its own pulls until their deadline, and no others'.
 
     num_threads: at least 2; one owner gets all but one of them
-    Threads are made as they are needed, and end with `stop`.
+    Threads are there from the start, so that a process under load holds no more of them later; they end with `stop`.
     """
 
     def __init__(self, name: str, num_threads: int) -> None:
-        self._name = name
         self._num_threads = num_threads
         self._changed = threading.Condition()
         self._waiting: OrderedDict[Endpoint, deque[_Entry]] = OrderedDict()  # who has waited longest for a turn first
         self._running: dict[Endpoint, int] = {}
-        self._num_started = 0
-        self._num_idle = 0
         self._stopped = False
+        for number in range(num_threads):
+            threading.Thread(target=self._run, name=f"{name}-{number + 1}", daemon=True).start()
 
     def submit(self, owner: Endpoint, work: Work) -> Future[None]:
         """`work` runs on one of the threads; its future can be cancelled until then. Once stopped, it is at once."""
@@ -36,11 +35,6 @@ class PullPool:
                 future.cancel()
                 return future
             self._waiting.setdefault(owner, deque()).append((future, work))
-            num_waiting = sum(map(len, self._waiting.values()))
-            if self._num_idle < num_waiting and self._num_started < self._num_threads:
-                self._num_started += 1
-                number = self._num_started
-                threading.Thread(target=self._run, name=f"{self._name}-{number}", daemon=True).start()
             self._changed.notify()
         return future
 
@@ -75,9 +69,7 @@ class PullPool:
                         self._waiting[owner] = entries
                     self._running[owner] = self._running.get(owner, 0) + 1
                     return owner, entry
-                self._num_idle += 1
                 self._changed.wait()
-                self._num_idle -= 1
             return None
 
     def _may_run(self, owner: Endpoint) -> bool:

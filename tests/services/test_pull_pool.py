@@ -82,3 +82,7 @@ def test_what_waits_can_be_cancelled_and_stopping_cancels_it_all(pool: PullPool)
     release.set()
     assert not wait(running, SECONDS).not_done
     assert ran == []
+
+
+def test_its_threads_are_there_from_the_start(pool: PullPool) -> None:
+    assert sum(thread.name.startswith("pull-test-") for thread in threading.enumerate()) == 4
