@@ -19,13 +19,17 @@ _STAGES_OF_PAGES = 2
 
 @dataclass(frozen=True, slots=True)
 class DecodeTuning:
-    """tile: keys per pass; stretch: keys of the shortest split; programs: resident per processor"""
+    """tile: keys per pass; stretch: keys of the shortest split; programs: resident per processor
+
+    shared_programs: the same of those that work off what sequences have in common
+    """
 
     tile: int
     stretch: int
     warps: int
     stages: int
     programs: int
+    shared_programs: int = 2
 
 
 @dataclass(frozen=True, slots=True)
