@@ -28,7 +28,6 @@ class Spec:
     kv_lengths: tuple[int, ...]
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype | None = None  # None: dtype
-    shared: tuple[tuple[int, int], ...] = ()  # of each sequence: an earlier one, and blocks that it has of that one's
 
     def shape(self) -> AttentionShape:
         kv_dtype = self.kv_dtype or self.dtype
@@ -103,7 +102,6 @@ def make_case(spec: Spec, seed: int = 0, device: torch.device | str = "cpu") -> 
     generator = torch.Generator().manual_seed(seed)
     page, kv_heads, size = spec.block_size, spec.kv_heads, spec.head_size
     used = [-(-length // page) for length in spec.kv_lengths]
-    shared = spec.shared or ((0, 0),) * len(used)
     ids = chosen.permutation(sum(used) + 3)
     tables = np.zeros((len(used), max(used)), np.int64)
     tokens = sum(spec.query_lengths)
@@ -111,16 +109,10 @@ def make_case(spec: Spec, seed: int = 0, device: torch.device | str = "cpu") -> 
     query, key, value = torch.split(merged, [spec.heads, kv_heads, kv_heads], dim=1)
     slab = torch.full((len(ids), LAYERS, 2, page, kv_heads, size), torch.nan).to(shape.kv_dtype)
     exact, slots, at, token = [], [], 0, 0
-    kvs: list[Tensor] = []
     for row, (count, length) in enumerate(zip(spec.query_lengths, spec.kv_lengths, strict=True)):
-        of, common = shared[row]
-        blocks = ids[at : at + used[row]].copy()
-        blocks[:common] = tables[of, :common]
+        blocks = ids[at : at + used[row]]
         tables[row, : used[row]] = blocks
         kv = torch.randn(2, length, kv_heads, size, generator=generator).to(shape.kv_dtype).to(spec.dtype)
-        if common:
-            kv[:, : common * page] = kvs[of][:, : common * page]
-        kvs.append(kv)
         span = np.arange(length)
         where = blocks[span // page], span % page
         for axis in range(2):

@@ -8,13 +8,11 @@ import os
 import random
 import sys
 import time
-from dataclasses import replace
 
 import torch
 
-from tests.models.attention_cases import Spec, alone, decode_inputs, decodes, make_case, relative
+from tests.models.attention_cases import Spec, alone, decodes, make_case, relative
 from triptych.models.attention.paged import TritonAttention
-from triptych.models.attention.triton_decode import DecodeRows, list_stretches
 from triptych.models.attention.tuning import ChunkTuning, DecodeTuning
 
 CPU = torch.device("cpu")
@@ -52,17 +50,6 @@ def mixed_specs() -> list[Spec]:
     ]
 
 
-def shared_specs() -> list[Spec]:
-    """Sequences that begin in the same blocks: more than share a product, prefixes of several lengths, none at all."""
-    one = Spec(14, 2, 64, 16, (1,) * 5, (300, 290, 200, 77, 300), shared=((0, 0), (0, 16), (0, 9), (0, 0), (0, 18)))
-    many = Spec(7, 1, 32, 16, (1,) * 21, tuple(range(130, 151)), shared=((0, 0), *((0, 8),) * 20))
-    two = Spec(4, 2, 64, 32, (1,) * 6, (200,) * 6, shared=((0, 0), (1, 0), (0, 6), (1, 6), (0, 4), (1, 2)))
-    prompts = Spec(7, 1, 64, 16, (33, 1, 20, 1), (233, 218, 290, 219), shared=((0, 0), (0, 12), (0, 12), (1, 13)))
-    long = Spec(2, 1, 24, 16, (1,) * 3, (3000, 2900, 2990), shared=((0, 0), (0, 180), (0, 180)))
-    halves = replace(one, dtype=torch.float16)
-    return [one, many, two, prompts, long, halves, replace(halves, kv_dtype=FP8)]
-
-
 def random_specs(count: int, seed: int) -> list[Spec]:
     chosen = random.Random(seed)
     specs = []
@@ -82,7 +69,7 @@ def attention_for(spec: Spec) -> TritonAttention:
 
 def errors() -> dict[str, list[tuple[str, float]]]:
     """Of each kind of step, the dtype and the error of each case."""
-    found: dict[str, list[tuple[str, float]]] = {"decode": [], "step": [], "shared": []}
+    found: dict[str, list[tuple[str, float]]] = {"decode": [], "step": []}
     for seed, spec in enumerate(decode_specs()):
         case = make_case(spec, seed)
         result = case.decoded(attention_for(spec), width=200, padding=2)
@@ -91,25 +78,6 @@ def errors() -> dict[str, list[tuple[str, float]]]:
     for seed, spec in enumerate([*decode_specs()[:3], *mixed_specs(), *random_specs(8, seed=1)]):
         case = make_case(spec, seed)
         found["step"].append((str(spec.dtype), relative(case.attended(attention_for(spec)), case.exact)))
-    for seed, spec in enumerate(shared_specs()):
-        case = make_case(spec, seed)
-        found["shared"].append((str(spec.dtype), relative(case.attended(attention_for(spec)), case.exact)))
-        found["shared"].append((str(spec.dtype), relative(case.told(attention_for(spec), 3), case.exact)))
-    return found
-
-
-def groups_found() -> list[list[int]]:
-    """Of each shared case that decodes: members of all groups of the first stretch, and of the second."""
-    found = []
-    for seed, spec in enumerate(shared_specs()):
-        if set(spec.query_lengths) == {1}:
-            inputs = decode_inputs(make_case(spec, seed).inputs, 0, 0)
-            rows = DecodeRows(inputs.kv_lengths, inputs.block_tables)
-            groups = list_stretches(rows, spec.shape(), DECODE).groups
-            assert groups is not None
-            room = len(spec.kv_lengths)
-            members = [groups.told[3, number * room :][: int(groups.counts[number])].tolist() for number in range(2)]
-            found.append(members)
     return found
 
 
@@ -152,7 +120,6 @@ def main() -> None:
         "alone": rows_that_differ_when_alone(),
         "told": decodes_that_differ_when_told_by_tensors(),
         "told steps": steps_that_differ_when_told_by_tensors(),
-        "groups": groups_found(),
     }
     print(json.dumps(figures))
     print(f"{time.process_time() - began:.1f} s of this process", file=sys.stderr)

@@ -4,8 +4,7 @@ A sequence's keys are cut into stretches by its own length alone, so that its re
 (flash decoding, https://crfm.stanford.edu/2023/10/12/flashdecoding.html, with the split fixed per sequence). A first
 kernel lists the stretches of all sequences, once per step; programs that stay resident then work the list off in each
 layer. So nothing launched depends on lengths, and long tables cost nothing where sequences are short. The query heads
-that share a key head are the rows of one product: each key and value is read once. What several sequences have in
-common is theirs together: `triton_shared`.
+that share a key head are the rows of one product: each key and value is read once.
 
 Imported only where Triton is; the tensors' device has to be the current one. With TRITON_INTERPRET=1 set before the
 import it runs on the CPU, slowly.
@@ -22,7 +21,6 @@ import triton.language as tl
 from torch import Tensor
 
 from triptych.models.attention.base import AttentionShape
-from triptych.models.attention.triton_shared import Groups, attend_groups, find_groups, seats_of
 from triptych.models.attention.tuning import DecodeTuning, precision
 
 MOST_STRETCHES = 32  # of one sequence
@@ -50,12 +48,10 @@ class DecodeRows:
 class Stretches:
     """What there is to do in each layer of a step.
 
-    listed:  [4, n * MOST_STRETCHES] int32  token, row of the tables, first and last key (not included) of each stretch;
-             the two are the same where it is worked off with those of others
+    listed:  [4, n * MOST_STRETCHES] int32  token, row of the tables, first and last key (not included) of each stretch
     places:  [3, n] int32  of each sequence where its stretches begin in the list, how many they are, and its token
     total:   [1] int32  stretches listed
     partial: [n * MOST_STRETCHES, heads, head_size] float32, results of stretches; weight: their logarithms to base 2
-    groups:  those that sequences have in common; None where none are looked for
     """
 
     listed: Tensor
@@ -64,7 +60,6 @@ class Stretches:
     partial: Tensor
     weight: Tensor
     tables: Tensor
-    groups: Groups | None
 
 
 def list_stretches(rows: DecodeRows, shape: AttentionShape, tuning: DecodeTuning) -> Stretches:
@@ -93,10 +88,7 @@ def list_stretches(rows: DecodeRows, shape: AttentionShape, tuning: DecodeTuning
     )
     partial = torch.empty(room, shape.heads, shape.head_size, dtype=torch.float32, device=device)
     weight = torch.empty(room, shape.heads, dtype=torch.float32, device=device)
-    groups = None
-    if count > 1 and seats_of(shape) > 1:
-        groups = find_groups(listed, places, rows.tables, shape, MOST_STRETCHES)
-    return Stretches(listed, places, total, partial, weight, rows.tables, groups)
+    return Stretches(listed, places, total, partial, weight, rows.tables)
 
 
 def attend_stretches(
@@ -142,19 +134,6 @@ def attend_stretches(
         num_warps=tuning.warps,
         num_stages=tuning.stages,
     )
-    if stretches.groups is not None:
-        attend_groups(
-            stretches.groups,
-            stretches.tables,
-            query,
-            kv_slab,
-            layer,
-            stretches.partial,
-            stretches.weight,
-            shape,
-            tuning,
-            processors,
-        )
     _combine[(count, shape.heads)](
         stretches.partial,
         stretches.weight,
@@ -246,35 +225,34 @@ def _attend(
     for work in range(tl.program_id(0), ends, tl.num_programs(0)):
         stretch = work // KV_HEADS
         kv_head = work % KV_HEADS
+        token = tl.load(listed + stretch).to(tl.int64)
+        table = tables + tl.load(listed + room + stretch).to(tl.int64) * table_row
         first = tl.load(listed + 2 * room + stretch)
         last = tl.load(listed + 3 * room + stretch)
-        if first < last:
-            token = tl.load(listed + stretch).to(tl.int64)
-            table = tables + tl.load(listed + room + stretch).to(tl.int64) * table_row
-            head = kv_head * GROUP + lane
-            q = tl.load(query + token * query_row + head[:, None] * HEAD + number, mask=shared, other=0.0)
-            most = tl.full([ROWS], float("-inf"), tl.float32)
-            total_weight = tl.zeros([ROWS], tl.float32)
-            summed = tl.zeros([ROWS, WIDTH], tl.float32)
-            for start in range(first, last, TILE):
-                at = start + tl.arange(0, TILE)
-                inside = at < last
-                page = tl.load(table + at // PAGE, mask=inside, other=0).to(tl.int64)
-                place = page * block_row + (at % PAGE) * (KV_HEADS * HEAD) + kv_head * HEAD
-                there = inside[:, None] & (number < HEAD)
-                k = tl.load(keys + place[:, None] + number, mask=there, other=0.0).to(q.dtype)
-                scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * factor
-                scores = tl.where(inside[None, :], scores, float("-inf"))
-                higher = tl.maximum(most, tl.max(scores, 1))
-                weights = tl.exp2(scores - higher[:, None])
-                fade = tl.exp2(most - higher)
-                v = tl.load(values + place[:, None] + number, mask=there, other=0.0).to(q.dtype)
-                summed = summed * fade[:, None] + tl.dot(weights.to(q.dtype), v, input_precision=PRECISION)
-                total_weight = total_weight * fade + tl.sum(weights, 1)
-                most = higher
-            out = (stretch * (KV_HEADS * GROUP) + head).to(tl.int64)
-            tl.store(partial + out[:, None] * HEAD + number, summed / total_weight[:, None], mask=shared)
-            tl.store(weight + out, most + tl.log2(total_weight), mask=lane < GROUP)
+        head = kv_head * GROUP + lane
+        q = tl.load(query + token * query_row + head[:, None] * HEAD + number, mask=shared, other=0.0)
+        most = tl.full([ROWS], float("-inf"), tl.float32)
+        total_weight = tl.zeros([ROWS], tl.float32)
+        summed = tl.zeros([ROWS, WIDTH], tl.float32)
+        for start in range(first, last, TILE):
+            at = start + tl.arange(0, TILE)
+            inside = at < last
+            page = tl.load(table + at // PAGE, mask=inside, other=0).to(tl.int64)
+            place = page * block_row + (at % PAGE) * (KV_HEADS * HEAD) + kv_head * HEAD
+            there = inside[:, None] & (number < HEAD)
+            k = tl.load(keys + place[:, None] + number, mask=there, other=0.0).to(q.dtype)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * factor
+            scores = tl.where(inside[None, :], scores, float("-inf"))
+            higher = tl.maximum(most, tl.max(scores, 1))
+            weights = tl.exp2(scores - higher[:, None])
+            fade = tl.exp2(most - higher)
+            v = tl.load(values + place[:, None] + number, mask=there, other=0.0).to(q.dtype)
+            summed = summed * fade[:, None] + tl.dot(weights.to(q.dtype), v, input_precision=PRECISION)
+            total_weight = total_weight * fade + tl.sum(weights, 1)
+            most = higher
+        out = (stretch * (KV_HEADS * GROUP) + head).to(tl.int64)
+        tl.store(partial + out[:, None] * HEAD + number, summed / total_weight[:, None], mask=shared)
+        tl.store(weight + out, most + tl.log2(total_weight), mask=lane < GROUP)
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -19,17 +19,13 @@ _STAGES_OF_PAGES = 2
 
 @dataclass(frozen=True, slots=True)
 class DecodeTuning:
-    """tile: keys per pass; stretch: keys of the shortest split; programs: resident per processor
-
-    shared_programs: the same of those that work off what sequences have in common
-    """
+    """tile: keys per pass; stretch: keys of the shortest split; programs: resident per processor"""
 
     tile: int
     stretch: int
     warps: int
     stages: int
     programs: int
-    shared_programs: int = 2
 
 
 @dataclass(frozen=True, slots=True)
