@@ -4,7 +4,7 @@ Three routers are up at the same time, before the same encode, prefill and decod
 
     off  counts nothing and measures no stage, as in bench/metrics_cost.py and bench/timeline_cost.py together
     on   as a router is served by default: metrics, service levels, a timeline of every request
-    all  a line of JSON for each request and its spans to a collector, as well, and metrics asked for every second
+    all  a line of JSON for each request and its spans to a collector, as well, and metrics asked for every ten seconds
 
 bench/routers_in_turns.py says how they are compared. Routers, workers, clients and collector share the machine's
 processors, so that whatever a router spends is missing elsewhere, as on a machine that is full.
@@ -26,7 +26,7 @@ from triptych.router.__main__ import main as serve_router
 
 VARIANTS = ("off", "on", "all")
 ROLES = ("encode", "prefill", "decode")
-SCRAPE_SECONDS = 1.0
+SCRAPE_SECONDS = 10.0  # as deploy/prometheus/prometheus.yml asks
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.books import BLOCK_SIZE, cached
 from tests.multimodal.parts import image, masked, random_parts, text
-from triptych.engine.block_keys import BlockKeys, root_key
+from triptych.engine.block_keys import BlockKeys, KnownKeys, computed_keys, root_key
 from triptych.journey import Grid, Modality
 from triptych.multimodal.layout import ItemPart, TextPart, lay_out
 from triptych.multimodal.rows import RowMap
@@ -164,3 +164,52 @@ def describe(parts: Parts) -> list[tuple[object, ...]]:
             row += taken
         position += len(part.embed_mask)
     return out
+
+
+LONG = [text(3000), image(40, 40, media=1), text(900)]  # stretches are of 256 blocks: one of 1,024 tokens
+
+
+def all_keys(parts: Parts, known: KnownKeys | None, salt: bytes = b"") -> list[bytes]:
+    made = computed_keys(b"model", lay_out(parts), (), salt, 4, known)
+    return [made[place] for place in range(len(made))]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        LONG,
+        [*LONG, text(500)],
+        [text(3000), image(40, 40, media=2), text(900)],
+        [text(3000), image(40, 40, media=1, atomic=True), text(900)],
+        [text(2999), image(40, 40, media=1), text(901)],
+        [text(1030)],
+        [text(12)],
+    ],
+    ids=["the same", "longer", "another image", "an atomic one", "a token earlier", "shorter", "no whole stretch"],
+)
+def test_keys_that_are_known_are_those_that_would_be_computed(other: Parts) -> None:
+    known = KnownKeys()
+    assert all_keys(LONG, known) == all_keys(LONG, None)
+    assert known.hits == 0
+    assert all_keys(other, known) == all_keys(other, None)
+    assert all_keys(LONG, known) == all_keys(LONG, None)
+    assert known.hits >= len(all_keys(LONG, None)) // 256
+
+
+def test_another_tenant_knows_none_of_them() -> None:
+    known = KnownKeys()
+    all_keys(LONG, known, b"one")
+    assert not set(all_keys(LONG, known, b"other")) & set(all_keys(LONG, known, b"one"))
+    assert known.hits == len(all_keys(LONG, None)) // 256  # the second time for the first of them
+
+
+def test_the_stretches_that_were_asked_for_last_stay_known() -> None:
+    known = KnownKeys(most=2)
+    first, second, third = ([TextPart((number,) * 1024)] for number in range(3))
+    for parts in (first, second, first, third):
+        all_keys(parts, known)
+    assert known.hits == 1
+    all_keys(first, known)
+    assert known.hits == 2, "it was asked for later than the second"
+    all_keys(second, known)
+    assert known.hits == 2, "there was no place for it"

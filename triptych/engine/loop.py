@@ -13,7 +13,7 @@ from functools import partial
 from torch import Tensor
 
 from triptych.config import LanguageSettings
-from triptych.engine.block_keys import BlockKeys, computed_keys
+from triptych.engine.block_keys import BlockKeys, KnownKeys, computed_keys
 from triptych.engine.decode_desk import DecodeDesk, OnReserved
 from triptych.engine.device_errors import DeviceLost
 from triptych.engine.jobs import DecodeJob, DecodeSink, PrefillJob, PrefillSink
@@ -73,6 +73,7 @@ class LanguageEngine:
         self._lock = self._mailbox.lock
         self._reception = Reception(self._mailbox, grammars)
         self._keyed_by = keyed_by = fingerprint if settings.prefix_cache else None
+        self._known_keys = KnownKeys()
         self._prefills = PrefillDesk(self._scheduler, self._landing, model.vocab_size, self._mailbox.news, keyed_by)
         self._decodes = DecodeDesk(self._scheduler, model.vocab_size, self._mailbox.news)
         desks = self._prefills, self._decodes
@@ -153,7 +154,7 @@ class LanguageEngine:
         """What `reserve` finds a prompt's KV by, computed on this thread; None where nothing is cached."""
         if self._keyed_by is None:
             return None
-        return computed_keys(self._keyed_by, layout, generated, cache_salt, self.limits.block_size)
+        return computed_keys(self._keyed_by, layout, generated, cache_salt, self.limits.block_size, self._known_keys)
 
     def reserve(
         self,
