@@ -214,7 +214,7 @@ def _blocks_of(positions: Int64Array, size: int) -> Sequence[int]:
     first, last = int(positions[0]), int(positions[-1])
     if last - first < len(positions):  # one behind the other, as an image's rows mostly are
         return range(first // size, last // size + 1)
-    return np.unique(positions // size).tolist()
+    return [int(block) for block in np.unique(positions // size)]
 
 
 def computed_keys(
