@@ -1,6 +1,7 @@
 """A streamed answer: what each step brings is on the socket before the call that brought it returns."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -9,7 +10,6 @@ from starlette.types import Receive, Scope, Send
 
 from triptych.errors import Cancelled, TriptychError
 from triptych.journey import Token
-from triptych.metrics import RouterMetrics
 from triptych.router.api.choices import Choices, Delta
 from triptych.router.api.usage import Usage, usage_of
 from triptych.router.edge.body import unless_gone
@@ -33,10 +33,78 @@ class StreamForm(Protocol):
         """The last ones of a stream that failed; body: the error as `error_body` words it."""
 
 
-class AnswerStream(Response):
-    """Server-sent events for a request whose first tokens are there; owns the run."""
+class EventStream(Response, ABC):
+    """Server-sent events; owns what it answers, and closes that however it ends."""
 
     media_type = "text/event-stream"
+
+    def __init__(self, router: Router, headers: Mapping[str, str]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._metrics = router.metrics
+        self._patience_seconds = router.settings.router.stage_timeout_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error: BaseException | None = Cancelled("the client left")
+        try:
+            error = await self._written(receive, self._write(scope, send))
+        except Exception as bug:
+            error = bug
+            raise
+        finally:
+            await self._close(error)
+
+    async def _written(
+        self, receive: Receive, writing: Coroutine[Any, Any, TriptychError | None]
+    ) -> TriptychError | None:
+        """What the answer failed with while it was written, which is counted: its status has told success already.
+
+        Cancelled where its client has left, or stopped reading.
+        """
+        try:
+            failed = await unless_gone(receive, writing)
+        except Cancelled as error:
+            failed = error
+        except (OSError, TimeoutError):
+            failed = Cancelled("the client left, or has stopped reading")
+        if failed is not None:
+            self._metrics.count("triptych:request_errors_total", error=type(failed).__name__)
+        return failed
+
+    async def _write(self, scope: Scope, send: Send) -> TriptychError | None:
+        """The whole response; what the request failed with."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        failed: TriptychError | None = None
+        try:
+            last = await self._tell(scope, send)
+        except TriptychError as error:
+            failed = error
+            last = self._failed(error)
+            log_failure(scope["state"]["request_id"], error)
+        await self._send(send, last.encode(), more=False)
+        return failed
+
+    async def _send(self, send: Send, frames: bytes, more: bool = True) -> None:
+        """Raises TimeoutError for a client that keeps the connection and does not read."""
+        if frames or not more:
+            async with asyncio.timeout(self._patience_seconds):
+                await send({"type": "http.response.body", "body": frames, "more_body": more})
+
+    @abstractmethod
+    async def _tell(self, scope: Scope, send: Send) -> str:
+        """Sends all events but the last, and returns that. Raises TriptychError for what has failed meanwhile."""
+
+    @abstractmethod
+    def _failed(self, error: TriptychError) -> str:
+        """The last event of a stream that failed so."""
+
+    @abstractmethod
+    async def _close(self, error: BaseException | None) -> None:
+        """Ends what the answer is of; error: what it failed with."""
+
+
+class AnswerStream(EventStream):
+    """Of a request whose first tokens are there; owns its run."""
 
     def __init__(
         self,
@@ -50,44 +118,27 @@ class AnswerStream(Response):
         ends_with_timing: bool = False,
     ) -> None:
         """ends_with_timing: a comment tells, before the last events, where the time went"""
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
-        del self.headers["content-length"]
-        self._router = router
+        super().__init__(router, headers)
         self._run = run
         self._choices = choices
         self._form = form
         self._tokens = tokens
         self._ends_with_timing = ends_with_timing
-        self._patience_seconds = router.settings.router.stage_timeout_seconds
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error: BaseException | None = Cancelled("the client left")
-        try:
-            error = await written(self._write(scope, send), receive, self._router.metrics)
-        except Exception as bug:
-            error = bug
-            raise
-        finally:
-            await self._run.close(error)
+    async def _tell(self, scope: Scope, send: Send) -> str:
+        way = chunk_way(scope)
+        if way is not None:
+            await TokenPump(self._run.request, way, self._frames, self._patience_seconds).run(self._tokens)
+        else:
+            await self._by_messages(send)
+        return self._timing() + self._form.end(self._usage())
 
-    async def _write(self, scope: Scope, send: Send) -> TriptychError | None:
-        """The whole response; what the request failed with."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        failed: TriptychError | None = None
-        try:
-            way = chunk_way(scope)
-            if way is not None:
-                await TokenPump(self._run.request, way, self._frames, self._patience_seconds).run(self._tokens)
-            else:
-                await self._by_messages(send)
-            last = self._timing() + self._form.end(self._usage())
-        except TriptychError as error:
-            failed = error
-            name_image(error, self._run.request.prepared.image_params)
-            log_failure(scope["state"]["request_id"], error)
-            last = self._form.error(error_body(error))
-        await self._send(send, last.encode(), more=False)
-        return failed
+    def _failed(self, error: TriptychError) -> str:
+        name_image(error, self._run.request.prepared.image_params)
+        return self._form.error(error_body(error))
+
+    async def _close(self, error: BaseException | None) -> None:
+        await self._run.close(error)
 
     async def _by_messages(self, send: Send) -> None:
         """For a server that is not ours, and clients that do not take chunks."""
@@ -95,12 +146,6 @@ class AnswerStream(Response):
         while tokens:
             await self._send(send, self._frames(tokens))
             tokens = await request.receive()
-
-    async def _send(self, send: Send, frames: bytes, more: bool = True) -> None:
-        """Raises TimeoutError for a client that keeps the connection and does not read."""
-        if frames or not more:
-            async with asyncio.timeout(self._patience_seconds):
-                await send({"type": "http.response.body", "body": frames, "more_body": more})
 
     def _frames(self, tokens: Sequence[Token]) -> bytes:
         frames = self._form.frames(self._choices.feed(tokens), self._usage()).encode()
@@ -112,24 +157,6 @@ class AnswerStream(Response):
 
     def _usage(self) -> Usage:
         return usage_of(self._run.request, self._choices.completion_tokens)
-
-
-async def written(
-    writing: Coroutine[Any, Any, TriptychError | None], receive: Receive, metrics: RouterMetrics
-) -> TriptychError | None:
-    """What an answer failed with while it was written, which is counted: its status has told success already.
-
-    Cancelled where its client has left, or stopped reading.
-    """
-    try:
-        failed = await unless_gone(receive, writing)
-    except Cancelled as error:
-        failed = error
-    except (OSError, TimeoutError):
-        failed = Cancelled("the client left, or has stopped reading")
-    if failed is not None:
-        metrics.count("triptych:request_errors_total", error=type(failed).__name__)
-    return failed
 
 
 class TokenPump:

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope, Send
 
-from triptych.errors import Cancelled, TriptychError
+from triptych.errors import TriptychError
 from triptych.journey import Token
 from triptych.router.api.answers import GenerationEndpoint
 from triptych.router.api.choices import Choices, Delta
 from triptych.router.api.completions.form import CompletionForm
 from triptych.router.api.completions.read import CompletionChat, reader_of
 from triptych.router.api.schema import Chat
-from triptych.router.api.stream import written
+from triptych.router.api.stream import EventStream
 from triptych.router.api.usage import Usage, usage_of
-from triptych.router.edge.failures import error_body, log_failure
+from triptych.router.edge.failures import error_body
 from triptych.router.observe.timeline import Timeline
 from triptych.router.router import Router, Run
 from triptych.router.tasks import all_or_first_error
@@ -104,54 +104,30 @@ def _sum(all_asked: Sequence[_Asked]) -> Usage:
     )
 
 
-class _SeveralStream(Response):
-    """Events of several prompts, as they come; owns their runs."""
-
-    media_type = "text/event-stream"
+class _SeveralStream(EventStream):
+    """Of several prompts, as their events come; owns their runs."""
 
     def __init__(self, router: Router, all_asked: Sequence[_Asked]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self._router = router
+        super().__init__(router, {})
         self._all_asked = all_asked
-        self._patience_seconds = router.settings.router.stage_timeout_seconds
+        self._form = all_asked[0].form
         self._writing = asyncio.Lock()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error: BaseException | None = Cancelled("the client left")
-        try:
-            error = await written(self._write(scope, send), receive, self._router.metrics)
-        except Exception as bug:
-            error = bug
-            raise
-        finally:
-            await _close(self._all_asked, error)
+    async def _tell(self, scope: Scope, send: Send) -> str:
+        await all_or_first_error(self._tell_one(asked, send) for asked in self._all_asked)
+        return self._form.end(_sum(self._all_asked))
 
-    async def _write(self, scope: Scope, send: Send) -> TriptychError | None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        form = self._all_asked[0].form
-        failed: TriptychError | None = None
-        try:
-            await all_or_first_error(self._tell(asked, send) for asked in self._all_asked)
-            last = form.end(_sum(self._all_asked))
-        except TriptychError as error:
-            failed = error
-            log_failure(scope["state"]["request_id"], error)
-            last = form.error(error_body(error))
-        await self._send(send, last, more=False)
-        return failed
+    def _failed(self, error: TriptychError) -> str:
+        return self._form.error(error_body(error))
 
-    async def _tell(self, asked: _Asked, send: Send) -> None:
+    async def _close(self, error: BaseException | None) -> None:
+        await _close(self._all_asked, error)
+
+    async def _tell_one(self, asked: _Asked, send: Send) -> None:
         tokens = asked.first
         while tokens:
-            deltas = asked.choices.feed(tokens)
-            await self._send(send, asked.form.frames(deltas, _sum(self._all_asked)))
+            frames = asked.form.frames(asked.choices.feed(tokens), _sum(self._all_asked))
+            async with self._writing:
+                await self._send(send, frames.encode())
             asked.run.request.timeline.respond()
             tokens = await asked.run.request.receive()
-
-    async def _send(self, send: Send, frames: str, more: bool = True) -> None:
-        """Raises TimeoutError for a client that keeps the connection and does not read."""
-        async with self._writing:
-            if frames or not more:
-                async with asyncio.timeout(self._patience_seconds):
-                    await send({"type": "http.response.body", "body": frames.encode(), "more_body": more})
