@@ -18,6 +18,7 @@ from triptych.config import Settings
 from triptych.journey import EmbeddingRef, Endpoint, KVRef
 from triptych.pb import common_pb2 as pb
 from triptych.services.peers import Peers
+from triptych.services.quick_waits import wake_quickly
 from triptych.transfer.leases import LeaseTable
 from triptych.transfer.mapping import Mapping
 from triptych.transfer.nixl_start import start_nixl
@@ -84,6 +85,7 @@ class Consumer:
     """Pulls what the owner made, by one transport. Used in a `with`."""
 
     def __init__(self, owner: OwnerProcess, settings: Settings, device: torch.device, sizes: Sizes) -> None:
+        wake_quickly()  # as every worker's process does: its threads take turns by other rules than Python's own
         self.device = device
         self._owner, self._sizes = owner, sizes
         self._peers = Peers(HERE, owner.met.fingerprint, None, LeaseTable())
@@ -92,7 +94,7 @@ class Consumer:
             *(self._peers.connect, HERE, {}, device, settings.transfer),
             nixl=self._nixl,
             give_back=self._peers.release,
-            prepare=self._peers.prepare,
+            prepare=lambda *asked: self._peers.prepare(*asked),  # looked up at each call: its steps may be timed
         )
         self._threads = ThreadPoolExecutor(PULL_THREADS, thread_name_prefix="pull")
         self._chance = random.Random(2)

@@ -16,6 +16,7 @@ from triptych.transfer import cuda_copy
 from triptych.transfer.local import LocalMapping
 from triptych.transfer.nixl import NixlCopier, NixlMapping
 from triptych.transfer.nixl_agent import NixlAgent
+from triptych.transfer.nixl_company import Company
 from triptych.transfer.nixl_passage import Passage
 from triptych.transfer.protocol.pulling import PullMachine
 from triptych.transfer.reading import Reading
@@ -37,9 +38,11 @@ CONSUMER = (
     Step("  plan", Reading, "_connect"),
     Step("  await the event", Reading, "_await_ready"),
     Step("  copy by NIXL", NixlCopier, "copy"),
+    Step("    waited for others", Company, "wait"),
     Step("    the event's word", NixlMapping, "is_written"),
     Step("    Prepare", Peers, "prepare"),
     Step("    bring", Passage, "bring"),
+    Step("    bring several", Passage, "bring_together"),
     Step("      a READ begun", Passage, "_read"),
     Step("        its descriptors", NixlAgent, "_list"),
     Step("        its request, posted", NixlAgent, "_start"),

@@ -57,6 +57,7 @@ class Peers:
         self._membership = membership or Membership()
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
+        self._stubs: dict[str, WorkerStub] = {}  # kept along: making one takes as long as some of its calls
         self._staging: dict[Endpoint, ArenaInfo | None] = {}
         self._formats: dict[Endpoint, KVFormat | None] = {}
         self._post = ClaimPost(self._send_release, self._send_renewal, self._faults)
@@ -141,6 +142,7 @@ class Peers:
         with self._lock:
             self._formats.pop(endpoint, None)
             self._staging.pop(endpoint, None)
+            self._stubs.pop(endpoint.address, None)
             self._channels.pop(endpoint.address, None)  # not closed: a call may be on it. The next one opens another
 
     def num_kept(self) -> int:
@@ -153,17 +155,17 @@ class Peers:
             for channel in self._channels.values():
                 channel.close()
             self._channels.clear()
+            self._stubs.clear()
 
     def _envelope(self, endpoint: Endpoint, seconds: float = _CALL_SECONDS) -> common_pb2.Envelope:
         return wire.envelope(_NO_REQUEST, 0, self._owner.address, endpoint.incarnation, seconds, self._fingerprint)
 
     def _stub(self, endpoint: Endpoint) -> WorkerStub:
         with self._lock:
-            channel = self._channels.get(endpoint.address)
-            if channel is None:
-                channel = self._membership.channel(endpoint.address)
-                self._channels[endpoint.address] = channel
-        return WorkerStub(channel)  # type: ignore[no-untyped-call]
+            if endpoint.address not in self._channels:
+                channel = self._channels[endpoint.address] = self._membership.channel(endpoint.address)
+                self._stubs[endpoint.address] = WorkerStub(channel)  # type: ignore[no-untyped-call]
+            return self._stubs[endpoint.address]
 
     def _send_release(self, owner: Endpoint, claims: Sequence[ClaimId], seconds: float) -> None:
         request = pb.ReleaseRequest(envelope=self._envelope(owner), claim_ids=claims)

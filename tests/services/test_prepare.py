@@ -133,6 +133,7 @@ def test_nothing_is_kept_of_an_owner_that_is_gone(owner: Owner, peers: Peers) ->
     gc.collect()
     assert channel() is None
     assert not peers._channels
+    assert not peers._stubs
     assert not peers._staging
     assert not peers._formats
     claim = owner.grant(1, 5)

@@ -10,8 +10,9 @@ import pytest
 
 from tests.transfer.neighbours import CPU
 from tests.transfer.nixl_rig import TCP
+from triptych.config import GIB, MIB
 from triptych.errors import TransferFailed
-from triptych.transfer.landing import Window, Windows
+from triptych.transfer.landing import Window, Windows, usual_cuda_window
 from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.nixl_start import start_nixl
 
@@ -52,6 +53,11 @@ def test_a_large_pull_makes_do_with_what_is_free_and_waits_for_no_more(agent: Ni
     with pytest.raises(TransferFailed, match="4 are the owner's"):
         windows.take("mine", soon(), 1)
     assert len(windows.take("theirs", soon(), 1 << 30).places) == 4
+
+
+@pytest.mark.parametrize(("gib", "mib"), [(24, 128), (80, 160), (141, 282), (192, 288)])
+def test_a_larger_gpu_has_larger_windows_within_bounds(gib: int, mib: int) -> None:
+    assert usual_cuda_window(gib * GIB) == mib * MIB
 
 
 def test_all_windows_of_a_lost_read_wait_for_it(agent: NixlAgent) -> None:

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from tests.transfer.nixl_rig import TCP, NixlOwner, reading
 from triptych.errors import ClaimExpired, TransferFailed
 from triptych.journey import Endpoint
 from triptych.transfer.landing import Windows
+from triptych.transfer.nixl_agent import Take
 from triptych.transfer.nixl_start import start_nixl
 
 pytest.importorskip("nixl_cu13")
@@ -100,6 +102,21 @@ def test_the_last_read_ends_the_claim_and_a_release_behind_it_is_not_late() -> N
         assert (counts["released"], counts["late"]) == (1, 0)
         owner.ask("release", claim)
         assert owner.ask("counts")["late"] == 1
+
+
+def test_one_notice_ends_all_claims_that_were_read_together() -> None:
+    with NixlOwner("kv", 4096, 8) as owner, reading(owner) as (reader, agent):
+        reader.open(OWNER)
+        claims = [owner.ask("grant", (unit,), 60.0) for unit in range(3)]
+        info = owner.arenas[0]
+        assert info.nixl is not None
+        pieces = np.array([[info.words_offset, 8]], dtype=np.int64)
+        memory = torch.zeros(4096, dtype=torch.uint8)
+        agent.register(memory)
+        read = agent.read(info.nixl, [Take(pieces, memory)], claims[0] + claims[2])
+        _wait_for(read.done)
+        _wait_for(lambda: owner.ask("counts")["live"] == 1)
+        owner.ask("release", claims[1])
 
 
 def test_a_dead_owner_is_an_ordinary_failure_and_its_successor_is_read() -> None:

@@ -44,6 +44,24 @@ def test_a_stamp_changes_the_words_of_its_units_alone() -> None:
     assert slab.words.tolist() == [0, 0, 4, 0, 0, 9, 0, 0]
 
 
+def test_a_row_of_units_is_stamped_alike_and_no_others_are() -> None:
+    slab = _slab()
+    slab.stamp_row(range(2, 5), 7)
+    slab.stamp_row(range(3, 3), 9)
+    assert slab.words.tolist() == [0, 0, 7, 7, 7, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("units", "generation", "reason"),
+    [(range(7, 9), 1, "units 0..7"), (range(-1, 2), 1, "units 0..7"), (range(0, 4, 2), 1, "units"), (range(2), 0, "0")],
+)
+def test_a_row_that_is_none_or_not_there_is_not_stamped(units: range, generation: int, reason: str) -> None:
+    slab = _slab()
+    with pytest.raises(InvalidRecord, match=reason):
+        slab.stamp_row(units, generation)
+    assert not slab.words.any()
+
+
 def test_a_refused_stamp_changes_nothing() -> None:
     slab = _slab()
     with pytest.raises(InvalidRecord):

@@ -96,7 +96,9 @@ class TransferSettings:
     transports: tuple[str, ...] = TRANSPORTS  # which may be used; the nearest that works is
     nixl_interface: str = ""  # network devices for NIXL, as in UCX_NET_DEVICES; empty: UCX chooses
     nixl_tls: str = ""  # what UCX may use, as in UCX_TLS (tcp, or rc,cuda); empty: UCX chooses
-    nixl_window_bytes: int = 0  # of each window that reads over NIXL land in. 0: 128 MiB on CUDA, 8 MiB on the CPU
+    nixl_window_bytes: int = (
+        0  # of each window that reads over NIXL land in. 0: a 512th of a GPU, 128 to 288 MiB; 8 MiB on the CPU
+    )
     nixl_windows: int = 4  # made when the first neighbour is reached by it; a pull has one, a large one up to half
     nixl_staging_bytes: int = 0  # where an owner packs scattered pieces. 0: 256 MiB on CUDA, 32 MiB on the CPU
     nixl_pack_below_bytes: int = 1 * MIB  # pieces that are smaller on average are packed by their owner; 0: never

@@ -157,6 +157,14 @@ def check_stamp(info: ArenaInfo, units: Sequence[int], generations: Sequence[int
         raise InvalidRecord(f"arena {info.id}: a unit is stamped twice in one call")
 
 
+def check_row_stamp(info: ArenaInfo, units: range, generation: int) -> None:
+    """As `check_stamp`, for units in a row that get one generation."""
+    if units.step != 1 or units.start < 0 or units.stop > info.num_units:
+        raise InvalidRecord(f"arena {info.id}: {units} stamped, it has units 0..{info.num_units - 1}")
+    if generation < 1:
+        raise InvalidRecord(f"arena {info.id}: generation {generation} stamped, expected at least 1")
+
+
 def probe_mismatch(info: ArenaInfo, found: bytes) -> str:
     """Why mapped memory is not the arena it should be; empty when it is."""
     if found == info.probe:

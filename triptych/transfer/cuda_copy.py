@@ -118,8 +118,12 @@ class _Lane:
     def current(self, home: torch.device) -> Iterator[None]:
         """Makes the lane's streams current on the reader's device and on `home`, and `home` the current device."""
         # A copy between two devices touches the current stream of both: neither may be anybody else's.
-        with torch.cuda.stream(self._stream(self._device)), torch.cuda.stream(self._stream(home)):
-            yield
+        with torch.cuda.stream(self._stream(self._device)):
+            if home == self._device:
+                yield
+                return
+            with torch.cuda.stream(self._stream(home)):
+                yield
 
     def record_end(self, touched: object) -> Callable[[], bool]:
         """Tells whether all that is queued so far has ended; keeps lane and `touched` alive as long as it is held."""

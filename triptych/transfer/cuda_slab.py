@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from triptych.errors import TransferFailed
-from triptych.transfer.arena import PAGE_BYTES, ArenaInfo, CudaIpcInfo, check_stamp, new_arena
+from triptych.transfer.arena import PAGE_BYTES, ArenaInfo, CudaIpcInfo, check_row_stamp, check_stamp, new_arena
 from triptych.transfer.cuda_events import export_event, has_completed, new_event, new_shared_event, new_stream
 from triptych.transfer.cuda_runtime import DeviceMemory, allocate_or_borrow, device_uuid, export_memory
 
@@ -65,6 +65,14 @@ class CudaSlab:
                 pairs = upload.send(units[begin:end], generations[begin:end])
                 self.words.index_copy_(0, pairs[0], pairs[1])
                 self._uploads.give_back(upload)
+            self._stamped.record(stream)
+
+    def stamp_row(self, units: range, generation: int) -> None:
+        """As `stamp`, of units in a row: nothing is uploaded for it."""
+        check_row_stamp(self._info, units, generation)
+        stream = torch.cuda.current_stream(self.device)
+        with self._lock, torch.cuda.stream(stream):
+            self.words[units.start : units.stop].fill_(generation)
             self._stamped.record(stream)
 
     def order_after_stamps(self) -> None:

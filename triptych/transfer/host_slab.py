@@ -13,7 +13,7 @@ import torch
 
 from triptych.errors import TransferFailed
 from triptych.multimodal.memfd import host_id
-from triptych.transfer.arena import ArenaInfo, ShmInfo, check_stamp, new_arena
+from triptych.transfer.arena import ArenaInfo, ShmInfo, check_row_stamp, check_stamp, new_arena
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,12 @@ class HostSlab:
         check_stamp(self._info, units, generations)
         self._words[list(units)] = generations
         # Nothing the caller writes into the units from here on is visible ahead of the words above.
+        fence()
+
+    def stamp_row(self, units: range, generation: int) -> None:
+        """As `stamp`, of units in a row."""
+        check_row_stamp(self._info, units, generation)
+        self._words[units.start : units.stop] = generation
         fence()
 
     def order_after_stamps(self) -> None:

@@ -22,6 +22,8 @@ from triptych.transfer.nixl_agent import NixlAgent
 
 WORDS_BYTES = 64 << 10  # room for generation words in each window
 _CUDA_WINDOW_BYTES = 128 * MIB
+_LARGEST_CUDA_WINDOW_BYTES = 288 * MIB  # two in a row hold ten thousand tokens' KV of a 7B model
+_WINDOWS_OF_A_GPU = 512  # more of them than it has room for altogether; a large GPU's are larger
 _HOST_WINDOW_BYTES = 8 * MIB
 _HOST_PART_BYTES = 4 * MIB  # stays in a cache until it is copied on; a GPU's reads are the cheaper the larger they are
 _RECHECK_SECONDS = 0.01  # how often lost reads are asked whether they ended, while somebody waits for a window
@@ -46,9 +48,8 @@ class Windows:
 
     def __init__(self, agent: NixlAgent, device: torch.device, settings: TransferSettings) -> None:
         """Raises TransferFailed when there is no memory, or it cannot be registered."""
-        usual = _CUDA_WINDOW_BYTES if device.type == "cuda" else _HOST_WINDOW_BYTES
-        self.window_bytes = _whole_pages(settings.nixl_window_bytes or usual)
-        self.most_of_one_read = sys.maxsize if device.type == "cuda" else _HOST_PART_BYTES
+        self.window_bytes = window_bytes(device, settings)
+        self.most_of_one_read = most_of_one_read(device)
         count = settings.nixl_windows
         memory = _memory(device, count * (self.window_bytes + WORDS_BYTES))
         agent.register(memory)
@@ -129,6 +130,24 @@ class Windows:
         self._held[owner] -= len(window.places)
         if not self._held[owner]:
             del self._held[owner]
+
+
+def window_bytes(device: torch.device, settings: TransferSettings) -> int:
+    """Of each window of a worker on that device."""
+    usual = settings.nixl_window_bytes
+    if not usual and device.type == "cuda":
+        usual = usual_cuda_window(torch.cuda.get_device_properties(device).total_memory)
+    return _whole_pages(usual or _HOST_WINDOW_BYTES)
+
+
+def usual_cuda_window(total_bytes: int) -> int:
+    """Bytes of a window on a GPU with so much memory. The larger they are, the fewer READs, each of its own cost."""
+    return min(max(_CUDA_WINDOW_BYTES, total_bytes // _WINDOWS_OF_A_GPU), _LARGEST_CUDA_WINDOW_BYTES)
+
+
+def most_of_one_read(device: torch.device) -> int:
+    """Bytes that one READ brings at the most, where its window has room for more."""
+    return sys.maxsize if device.type == "cuda" else _HOST_PART_BYTES
 
 
 def _memory(device: torch.device, num_bytes: int) -> Tensor:

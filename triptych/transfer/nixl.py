@@ -8,6 +8,7 @@ The owner computes nothing for it: its network card or its progress thread serve
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,15 +20,17 @@ from triptych.journey import ClaimId, Int64Array
 from triptych.transfer.arena import WORD_BYTES, ArenaInfo, NixlInfo, probe_mismatch
 from triptych.transfer.connections import OncePerKey
 from triptych.transfer.cuda_events import bind_context
-from triptych.transfer.landing import WORDS_BYTES, Windows
+from triptych.transfer.landing import WORDS_BYTES, Windows, most_of_one_read, window_bytes
 from triptych.transfer.nixl_agent import NixlAgent
+from triptych.transfer.nixl_company import Company, NotRead
 from triptych.transfer.nixl_passage import Beside, Passage, Words
 from triptych.transfer.nixl_pieces import as_packed, data_parts, scattered, word_parts
-from triptych.transfer.pull import IsWanted, LandingCopier, Pull
+from triptych.transfer.pull import CopyAbandoned, IsWanted, LandingCopier, Pull
 from triptych.transfer.staging import Prepared, packed_bytes, words_offset
 
 _MOST_WORDS = WORDS_BYTES // WORD_BYTES
 _HOST_PIECES_ARE_CHEAPER = 16
+_SMALL_BYTES = 16 << 20  # pulls of no more are read together: some images' rows
 _PROBE_SECONDS = 10.0  # the first read over a connection also makes the connection
 
 
@@ -51,23 +54,37 @@ class NixlMapping:
         self.device = device
         self.prepare = prepare
         self.data, self.words = torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.int64)
+        self.company = Company()
         self._came_to = 0  # the latest of the owner's events that is known to have come to pass
         agent.join(nixl)
         self._leave: Callable[[], None] | None = lambda: agent.leave(nixl.agent)
 
     def is_written(self, pull: Pull, passage: Passage) -> bool:
         """Whether a pull's event has come to pass, as its word in the slab says: asking the owner would take longer."""
+        if not self.is_known(pull.event):
+            word = self.event_word(pull.event)
+            if word is None:
+                return False
+            self.has_come_to(int(passage.words(word)[0]))
+        return self.is_known(pull.event)
+
+    def is_known(self, event: int) -> bool:
+        """Whether an event is known to have come to pass; events are of one stream: one vouches for those before it."""
         if not self.nixl.vram:  # host memory is written before it is announced
             return True
+        return 1 <= event <= self._came_to
+
+    def event_word(self, event: int) -> Words | None:
+        """The word that says whether an event has come to pass; None where there is none."""
         ipc = self.info.cuda_ipc
-        if ipc is None or not ipc.event_handles or pull.event < 1:
-            return False
-        if self._came_to < pull.event:  # events are of one stream: a later one vouches for those before it
-            at = ipc.event_words_offset + WORD_BYTES * (pull.event % len(ipc.event_handles))
-            pieces = np.array([[at, WORD_BYTES]], dtype=np.int64)
-            word = int(passage.words(Words(self.info, pieces, np.zeros(1, dtype=np.int64)))[0])
-            self._came_to = max(self._came_to, word)
-        return self._came_to >= pull.event
+        if ipc is None or not ipc.event_handles or event < 1:
+            return None
+        at = ipc.event_words_offset + WORD_BYTES * (event % len(ipc.event_handles))
+        return Words(self.info, np.array([[at, WORD_BYTES]], dtype=np.int64), np.zeros(1, dtype=np.int64))
+
+    def has_come_to(self, event: int) -> None:
+        """Some event's word said so."""
+        self._came_to = max(self._came_to, event)
 
     def wait_event(self, index: int, deadline: float) -> None:
         """Host memory is written before it is announced; for a GPU's, the answer to Prepare comes behind the event."""
@@ -90,6 +107,7 @@ class NixlCopier:
         self._copier = copier
         self._settings = settings
         self._windows: OncePerKey[str, Windows] = OncePerKey()
+        self._small_bytes = min(_SMALL_BYTES, window_bytes(device, settings), most_of_one_read(device))
 
     def open(self, info: ArenaInfo, prepare: PrepareClaim | None = None) -> NixlMapping:
         """Raises TransferFailed with the reason why this arena cannot be read over NIXL.
@@ -114,13 +132,42 @@ class NixlCopier:
         """As `Copier.copy`. A read that is overdue goes on into a window: the destination is untouched by it."""
         source = _source_of(pull)
         pack = self._is_packed(pull, source)
-        if not pack:
-            with self._passage(source.nixl.agent, deadline, pull.num_bytes) as passage:
-                if source.is_written(pull, passage):
-                    return _copy_plain(pull, passage)
+        found = self._copy_from_its_place(pull, source, deadline) if not pack else None
+        if found is not None:
+            return found
         prepared = self._prepare(pull, pack, deadline)
         with self._passage(source.nixl.agent, deadline, pull.num_bytes) as passage:
             return _copy_plain(pull, passage) if prepared is None else _copy_packed(pull, prepared, passage)
+
+    def _copy_from_its_place(self, pull: Pull, source: NixlMapping, deadline: float) -> Int64Array | None:
+        """The pull from where it lies; None where its owner has to be asked whether it is written."""
+        words = _words(pull.units, source.info, pull)
+        is_small = 0 < pull.num_bytes <= self._small_bytes and len(words) == 1
+        if is_small and not pull.piece_bytes and pull.halfway is None:
+            found = self._copy_in_company(pull, source, deadline, words[0][1].count)
+            if not isinstance(found, NotRead):
+                return found
+            if found.unwritten:
+                return None
+        with self._passage(source.nixl.agent, deadline, pull.num_bytes) as passage:
+            return _copy_plain(pull, passage) if source.is_written(pull, passage) else None
+
+    def _copy_in_company(
+        self, pull: Pull, source: NixlMapping, deadline: float, num_words: int
+    ) -> Int64Array | NotRead:
+        """The words of a small pull, read along with others. Raises as `copy`."""
+        turn = source.company.enter(pull, deadline, num_words)
+        outcome = source.company.wait(turn)
+        if isinstance(outcome, CopyAbandoned):
+            raise outcome
+        if outcome is not None:
+            return outcome
+        with (
+            source.company.leading(turn),
+            self._passage(source.nixl.agent, deadline, pull.num_bytes) as passage,
+        ):
+            read = partial(_read_together, source, passage)
+            return source.company.read(turn, passage.most_together, _MOST_WORDS - 1, read)  # one word is an event's
 
     def checksum(self, tensor: Tensor, rows: Sequence[int] | None = None) -> bytes:
         return self._copier.checksum(tensor, rows)
@@ -166,11 +213,41 @@ def _copy_plain(pull: Pull, passage: Passage) -> Int64Array:
     parts = data_parts(pull, passage.part_bytes)
     if len(asked) == 1:
         picked, words = asked[0]
-        found = np.empty(picked.size, dtype=np.int64)
-        found[picked] = passage.bring(pull, parts, info, 0, Beside(behind=words))[1]
-        return found
+        return _in_order(picked, passage.bring(pull, parts, info, 0, Beside(behind=words))[1])
     passage.bring(pull, parts, info, 0, Beside())
     return _taken(asked, passage)
+
+
+def _read_together(source: NixlMapping, passage: Passage, pulls: Sequence[Pull]) -> list[Int64Array | NotRead]:
+    """Small pulls from where they lie; an event that is not known to have come to pass is looked up ahead of them."""
+    info, ahead = source.info, None
+    if not all(source.is_known(pull.event) for pull in pulls):
+        ahead = source.event_word(max(pull.event for pull in pulls))
+        if ahead is None:
+            return [NotRead(unwritten=True)] * len(pulls)
+    asked = [_words(pull.units, info, pull)[0] for pull in pulls]
+    begins = np.cumsum([0, *(words.count for _, words in asked)])
+    behind = Words(
+        info,
+        np.concatenate([words.pieces for _, words in asked]),
+        np.concatenate([words.places + begin for (_, words), begin in zip(asked, begins[:-1], strict=True)]),
+        # Who has read what was not written yet has not read it: no owner must take such claims for over.
+        b"".join(words.notice for _, words in asked) if ahead is None else b"",
+    )
+    reached, found = passage.bring_together(pulls, info, ahead, behind)
+    if reached.size:
+        source.has_come_to(int(reached[0]))
+    parts = np.split(found, np.cumsum([picked.size for picked, _ in asked])[:-1])
+    return [
+        _in_order(picked, part) if source.is_known(pull.event) else NotRead(unwritten=True)
+        for pull, (picked, _), part in zip(pulls, asked, parts, strict=True)
+    ]
+
+
+def _in_order(picked: Int64Array, words: Int64Array) -> Int64Array:
+    found = np.empty(picked.size, dtype=np.int64)
+    found[picked] = words
+    return found
 
 
 def _copy_packed(pull: Pull, prepared: Prepared, passage: Passage) -> Int64Array:

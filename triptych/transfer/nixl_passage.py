@@ -21,7 +21,8 @@ from triptych.transfer.arena import PAGE_BYTES, WORD_BYTES, ArenaInfo
 from triptych.transfer.landing import Windows
 from triptych.transfer.mapping import poll_until
 from triptych.transfer.nixl_agent import NixlAgent, NixlRead, Take
-from triptych.transfer.nixl_pieces import Part
+from triptych.transfer.nixl_company import room_of
+from triptych.transfer.nixl_pieces import Part, data_parts
 from triptych.transfer.pull import CopyAbandoned, LandingCopier, Pull
 
 _NONE: Int64Array = np.empty(0, dtype=np.int64)
@@ -86,6 +87,7 @@ class Passage:
         is_one = num_bytes <= min(data.numel(), windows.most_of_one_read)
         self._rooms = (data,) if is_one else (data[:half], data[half:][:half])
         self.part_bytes = self._rooms[0].numel()
+        self.most_together = min(data.numel(), windows.most_of_one_read)  # bytes of pulls that are brought at once
 
     def __enter__(self) -> "Passage":
         return self
@@ -106,6 +108,20 @@ class Passage:
         """
         try:
             return self._bring(pull, parts, source, offset, beside)
+        except BaseException as error:
+            self._settle(error)
+            raise
+
+    def bring_together(
+        self, pulls: Sequence[Pull], source: ArenaInfo, ahead: Words | None, behind: Words
+    ) -> tuple[Int64Array, Int64Array]:
+        """Several pulls of whatever size the window has room for altogether, in one READ, into their destinations.
+
+        ahead: what has been read before the READ of data began, and is looked at with all the rest
+        Gives the words ahead, none where there are none, and those behind. Otherwise as `bring`.
+        """
+        try:
+            return self._bring_together(pulls, source, ahead, behind)
         except BaseException as error:
             self._settle(error)
             raise
@@ -160,6 +176,32 @@ class Passage:
             found[along.places] if along is not None else _NONE,
             found[begin + behind.places] if behind is not None else _NONE,
         )
+
+    def _bring_together(
+        self, pulls: Sequence[Pull], source: ArenaInfo, ahead: Words | None, behind: Words
+    ) -> tuple[Int64Array, Int64Array]:
+        begin = ahead.count if ahead is not None else 0
+        # Fetching words takes as long as reading them: those ahead stay where they are until the others come.
+        first_read = self._read(ahead.source, [self._take(ahead)]) if ahead is not None else None
+        loads = list(self._loads(pulls, source))
+        if ahead is not None and first_read is not None:
+            self._wait(ahead.source, first_read)
+        self._wait(source, self._read(source, [take for _, _, take in loads]))
+        last_read = self._read(behind.source, [self._take(behind, begin)], behind.notice)
+        for pull, part, take in loads:
+            self._copy_on(pull, part, take.target)
+        self._wait(behind.source, last_read)
+        found = self._fetched(begin + behind.count)
+        self._wait_for_copies()
+        return found[ahead.places] if ahead is not None else _NONE, found[begin + behind.places]
+
+    def _loads(self, pulls: Sequence[Pull], source: ArenaInfo) -> Iterator[tuple[Pull, Part, Take]]:
+        """Each pull in one part, one behind the other in the window."""
+        first, at = np.array([source.data_offset, 0]), 0
+        for pull in pulls:
+            (part,) = data_parts(pull, pull.num_bytes)
+            yield pull, part, Take(part.pieces + first, self._window.data[at : at + pull.num_bytes])
+            at += room_of(pull.num_bytes)
 
     def _take(self, words: Words, begin: int = 0) -> Take:
         return Take(words.pieces, self._window.words[begin:].view(torch.uint8))

@@ -4,13 +4,14 @@ import importlib
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from triptych.config import TransferSettings
 from triptych.errors import TransferFailed
-from triptych.journey import ClaimId
+from triptych.journey import ID_BYTES, ClaimId
 from triptych.transfer.cuda_events import bind_context
 from triptych.transfer.leases import LeaseTable
 from triptych.transfer.nixl_agent import NixlAgent
@@ -67,6 +68,13 @@ def _bindings() -> Any:
         raise TransferFailed(f"{error}; it comes with triptych's extra `nixl`") from error
 
 
+def _claims_in(notices: Sequence[bytes]) -> list[ClaimId]:
+    """A notice has one claim's id behind the other."""
+    return [
+        ClaimId(notice[begin : begin + ID_BYTES]) for notice in notices for begin in range(0, len(notice), ID_BYTES)
+    ]
+
+
 class NoticeTaker:
     """Ends the claims whose readers said over NIXL that they have them; `Release` of the same may come besides."""
 
@@ -84,7 +92,7 @@ class NoticeTaker:
     def _run(self) -> None:
         while not self._stopping.wait(_NOTICE_SECONDS if len(self._leases) else _IDLE_SECONDS):
             try:
-                self._leases.release([ClaimId(notice) for notice in self._agent.notices()], by_notice=True)
+                self._leases.release(_claims_in(self._agent.notices()), by_notice=True)
             except TransferFailed as error:
                 log.warning("no notices over NIXL: %s", error.message)
                 return

@@ -44,6 +44,9 @@ class Slab(Protocol):
         Raises InvalidRecord for a unit that does not exist.
         """
 
+    def stamp_row(self, units: range, generation: int) -> None:
+        """As `stamp`, all of a row alike; costs as little for thousands of units as for one."""
+
     def order_after_stamps(self) -> None:
         """On CUDA, makes the current stream wait for the stamps queued so far on others.
 

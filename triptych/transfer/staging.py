@@ -168,7 +168,7 @@ class Staging:
     ) -> None:
         unit_bytes = source.info.unit_bytes
         with torch.cuda.stream(self._stream):  # nothing changes where there is none
-            slab.stamp(taken, [packed.generation] * len(taken))
+            slab.stamp_row(taken, packed.generation)
         whole = slab.data[packed.offset : packed.offset + packed_bytes(units.size, unit_bytes)]
         places = np.arange(units.size, dtype=np.int64)
         into = whole[: units.size * unit_bytes]
