@@ -149,7 +149,7 @@ class WorkerHost:
         return self._service.idle()
 
     async def _start(self) -> Endpoint:
-        server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
+        server = grpc.aio.server(options=wire.SERVER_OPTIONS)
         membership = Membership(self._settings.serve.cluster_secret)
         port = membership.listen(server, self._placement.bind_host, self._placement.port)
         # Signed 63 bits fit every integer field on the way; zero never names a process.
