@@ -187,9 +187,12 @@ def test_without_a_secret_a_worker_listens_on_loopback_alone() -> None:
         finally:
             await server.stop(None)
 
-    assert asyncio.run(listen("127.0.0.1")) > 0
+    for host in ("127.0.0.1", "::1", "[::1]", "localhost"):
+        assert asyncio.run(listen(host)) > 0, host
     with pytest.raises(ConfigError, match=r"serve\.cluster_secret"):
         asyncio.run(listen("0.0.0.0"))
+    with pytest.raises(ConfigError, match=r"serve\.cluster_secret"):
+        asyncio.run(listen("::"))
 
 
 def test_a_secret_that_could_be_guessed_is_refused_and_not_repeated() -> None:
