@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from triptych.config import Settings
+from triptych.journey import Role
 from triptych.metrics import RouterMetrics
 from triptych.models.card import ModelCard
 from triptych.router.api.schema import Chat
@@ -148,4 +149,22 @@ def count_workers(
     counts = sum((each.fleet.count_by_state() for each in sets), Counter[tuple[str, str]]())
     met = {link.worker_id for each in sets for link in each.fleet.links}
     counts.update((tier_of(roles), COMING) for name, (roles, _) in coming.items() if name not in met)
+    return counts
+
+
+def count_roles(
+    sets: Collection[ModelSet], coming: Mapping[str, tuple[Collection[str], str]]
+) -> dict[str, dict[str, int]]:
+    """By role: workers wanted, ready, and to come, which no router has met yet. coming: as `count_workers` has it
+
+    One that drains is not wanted any more; one that is met and not ready is wanted, and neither ready nor to come.
+    """
+    links = [link for each in sets for link in each.fleet.links]
+    met = {link.worker_id for link in links}
+    counts = {}
+    for role in Role:
+        wanted = [link.state for link in links if role in link.roles and link.state is not LinkState.DRAINING]
+        num_coming = sum(role in roles for name, (roles, _) in coming.items() if name not in met)
+        ready = wanted.count(LinkState.READY)
+        counts[str(role)] = {"wanted": len(wanted) + num_coming, "ready": ready, "coming": num_coming}
     return counts

@@ -34,7 +34,7 @@ from triptych.transfer.leases import Sweeper
 from triptych.transfer.nixl_agent import NixlAgent
 from triptych.transfer.nixl_start import NoticeTaker, start_nixl
 from triptych.transfer.staging import Staging
-from triptych.wire.membership import Membership
+from triptych.wire.membership import Membership, address_of
 
 log = logging.getLogger(__name__)
 
@@ -149,11 +149,11 @@ class WorkerHost:
         return self._service.idle()
 
     async def _start(self) -> Endpoint:
-        server = grpc.aio.server(options=wire.CHANNEL_OPTIONS)
+        server = grpc.aio.server(options=wire.SERVER_OPTIONS)
         membership = Membership(self._settings.serve.cluster_secret)
         port = membership.listen(server, self._placement.bind_host, self._placement.port)
         # Signed 63 bits fit every integer field on the way; zero never names a process.
-        owner = Endpoint(f"{self._placement.bind_host}:{port}", secrets.randbits(62) + 1)
+        owner = Endpoint(address_of(self._placement.bind_host, port), secrets.randbits(62) + 1)
         site = await asyncio.to_thread(self._build, owner, server, membership)
         language = self._language
         loops = [role.turn_seconds for role in self._roles]

@@ -169,6 +169,36 @@ def test_what_is_no_triptych_server_is_told_as_such(
     assert "no Triptych server" in told
 
 
+class Cluster(QuietHandler):
+    """Two workers that do everything, and one that has not come back."""
+
+    coming: tuple[dict[str, object], ...] = ()
+
+    def do_GET(self) -> None:
+        roles = ["encode", "prefill", "decode"]
+        there = {"roles": roles, "state": "ready", "gauges": {}, "address": "127.0.0.1:1"}
+        number = len(self.coming)
+        body = {
+            "workers": [{**there, "worker_id": f"epd-{index}"} for index in range(2)],
+            "coming": self.coming,
+            "roles": {role: {"wanted": 2 + number, "ready": 2, "coming": number} for role in roles},
+        }
+        self.answer(200, {"content-type": "application/json"}, json.dumps(body).encode())
+
+
+def test_status_counts_who_has_not_come_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with WebServer(Cluster) as server:
+        assert main(["status", "--url", server.url]) == 0
+        assert "encode 2 of 2\nprefill 2 of 2\ndecode 2 of 2\n" in capsys.readouterr().out
+        lost = {"worker_id": "epd-2", "roles": ["decode", "encode", "prefill"], "note": "down: killed"}
+        monkeypatch.setattr(Cluster, "coming", (lost,))
+        assert main(["status", "--url", server.url]) == 1
+    told = capsys.readouterr().out
+    assert "decode 2 of 3, 1 coming\n    epd-2 down: killed\n" in told
+
+
 @pytest.mark.parametrize("command", [["status"], ["scale"], ["scale", "encode=2"], ["reload"]])
 def test_a_server_that_says_nothing_is_not_waited_for_without_end(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

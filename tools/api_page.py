@@ -35,8 +35,9 @@ _GETS: Mapping[str, str] = {
     "GET /version": "the server's version",
     "GET, HEAD /metrics": "Prometheus text; `?part=routers` leaves workers out, `?worker=ID` is one worker's alone, "
     "503 while it does not answer",
-    "GET /v1/cluster": "every worker as the router sees it, and in `sets` which models they have, several while a "
-    "reload goes on; with keys, for those of operators",
+    "GET /v1/cluster": "every worker as the router sees it, in `coming` those that are to come, in `roles` how many "
+    "of each are wanted, ready and to come, and in `sets` which models they have, several while a reload goes on; "
+    "with keys, for those of operators",
     "GET /v1/cluster/http_sd": "for Prometheus' `http_sd_configs`: one target for the routers, one for each worker",
     "POST /admin/embeddings/warm": "encodes a chat body's images for later requests of the same key, or of the tenant "
     "that `?tenant=` names, and tells their digests; as the next three for operators' keys alone",

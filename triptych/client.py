@@ -68,7 +68,7 @@ def run_timeline(arguments: argparse.Namespace) -> int:
 
 
 def run_status(arguments: argparse.Namespace) -> int:
-    """Print the live cluster: worker, roles, state, queue, cache, memory."""
+    """Print the live cluster, and of each role how many workers there are of how many; 0 once all that is wanted is."""
     cluster = Client(arguments.url, arguments.api_key).get("/v1/cluster")
     workers = cluster["workers"]
     table = Table(box=None, pad_edge=False)
@@ -81,15 +81,27 @@ def run_status(arguments: argparse.Namespace) -> int:
             worker["state"],
             *_figures(worker["gauges"]),
         )
+    counts, coming = cluster.get("roles", {}), cluster.get("coming", ())
     if not workers:
-        print("no worker is known yet; the server is still loading", file=sys.stderr)
+        told = ["no worker is known yet; the server is still loading", *role_lines(counts, coming)]
+        print("\n".join(told), file=sys.stderr)
         return 1
     # A pipe has no width, and a cut-off name would be of no use to whoever reads from it.
     console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     console.print(table)
-    for line in [*set_lines(cluster.get("sets", ())), *path_lines(workers)]:
+    for line in ["", *role_lines(counts, coming), *set_lines(cluster.get("sets", ())), *path_lines(workers)]:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
-    return 0 if workers and all(worker["state"] == "ready" for worker in workers) else 1
+    is_whole = all(0 < each["wanted"] == each["ready"] for each in counts.values())
+    return 0 if is_whole and all(worker["state"] == "ready" for worker in workers) else 1
+
+
+def role_lines(counts: Mapping[str, Mapping[str, int]], coming: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of each role how many workers are ready, of how many that are wanted; then each that is to come, and how far."""
+    lines = []
+    for role, each in counts.items():
+        more = f", {each['coming']} coming" if each["coming"] else ""
+        lines.append(f"{role} {each['ready']} of {each['wanted']}{more}")
+    return lines + [f"    {worker['worker_id']} {worker['note']}" for worker in coming]
 
 
 def set_lines(sets: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request as HTTPRequest
 
-from triptych.errors import InvalidRequest, NoWorker, Unauthorized
+from triptych.errors import InvalidRequest, NoWorker, PermissionDenied
 from triptych.journey import Item, Role, new_request_id
 from triptych.pb import encoder_pb2
 from triptych.router.admin.encode_alone import encode_alone
@@ -139,9 +139,11 @@ def _encoders(served: ModelSet) -> list[WorkerLink]:
 
 
 def require_admin(http: HTTPRequest) -> None:
-    """Raises Unauthorized for whoever is no operator, which is everybody where there are no keys."""
+    """Raises PermissionDenied where there are no keys, so that nobody is an operator: no other key would help."""
     if not http.scope["state"].get("is_admin"):  # the edge asks for an admin's key wherever there are keys
-        raise Unauthorized("there are no admin routes without keys; set router.api_key or router.api_keys_file")
+        raise PermissionDenied(
+            "this server has no keys, so nobody may do what operators do; set router.api_key or router.api_keys_file"
+        )
 
 
 def _read_digests(body: bytes) -> list[bytes] | None:

@@ -1,5 +1,6 @@
 """What those who watch a server ask it."""
 
+from collections.abc import Collection
 from importlib.metadata import version
 from typing import Any
 
@@ -7,6 +8,7 @@ from fastapi import FastAPI
 from starlette.responses import JSONResponse, Response
 
 from triptych.journey import Role
+from triptych.router.model_set import count_roles
 from triptych.router.router import Router
 
 
@@ -40,11 +42,19 @@ def add_probes(app: FastAPI, router: Router) -> None:
 
     @app.get("/v1/cluster", response_model=None)
     async def cluster() -> dict[str, Any]:
-        """Every worker as the router sees it"""
+        """Every worker as the router sees it, those that are to come, and how many are wanted of each role"""
         sets = sorted(router.sets.values(), key=lambda each: each.number)
         workers = [{**worker, "set": each.number} for each in sets for worker in each.fleet.describe()]
         told = [{**each.describe(), "serving": each is router.serving} for each in sets]
-        return {"object": "cluster", "model": router.name, "sets": told, "workers": workers}
+        roles, coming = count_roles(sets, router.coming), _coming(router, {each["worker_id"] for each in workers})
+        return {
+            "object": "cluster",
+            "model": router.name,
+            "sets": told,
+            "workers": workers,
+            "coming": coming,
+            "roles": roles,
+        }
 
 
 def _why(router: Router, role: Role) -> dict[str, str]:
@@ -52,6 +62,15 @@ def _why(router: Router, role: Role) -> dict[str, str]:
     coming = {worker_id: note for worker_id, (roles, note) in router.coming.items() if role in roles}
     known = {link.worker_id for link in router.fleet.links}
     return router.fleet.why_not_ready(role) | {name: note for name, note in coming.items() if name not in known}
+
+
+def _coming(router: Router, met: Collection[str]) -> list[dict[str, Any]]:
+    """Workers that this router has not met yet, and how far each is."""
+    return [
+        {"worker_id": worker_id, "roles": sorted(roles), "note": note}
+        for worker_id, (roles, note) in router.coming.items()
+        if worker_id not in met
+    ]
 
 
 def _roles(router: Router) -> dict[str, bool]:

@@ -60,6 +60,29 @@ def test_a_local_folder_is_named_after_its_last_part(folder: Path) -> None:
     assert resolve_folder(str(folder), print) == folder.resolve()
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "tokenizer.json", "preprocessor_config.json", "generation_config.json", "chat_template.jinja"],
+)
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    script = f"from triptych.models.card import load_card; load_card({str(folder)!r}, 'auto')"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert f"ConfigError: {folder.resolve() / name} is no regular file" in ended.stderr
+
+
+def test_nor_are_weights_that_are_no_regular_file(folder: Path) -> None:
+    file = folder / "model-00001-of-00002.safetensors"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ConfigError, match=f"{file.name} is no regular file"):
+        load_card(str(folder), "auto")
+    (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(ConfigError, match=f"{file.name} is no regular file"):
+        load_card(str(folder), "auto")
+
+
 @pytest.mark.parametrize("model", ["/no/such/folder", "nothing", "./a/b", "a/b/c"])
 def test_a_model_that_is_nowhere_is_named(model: str) -> None:
     with pytest.raises(ConfigError, match=f"serve.model is '{model}': no such folder"):

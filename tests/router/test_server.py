@@ -78,6 +78,16 @@ def test_ready_says_how_far_workers_are_that_are_not_there_yet(card: ModelCard) 
         "triptych:workers{state=coming,worker_type=encode}": 1,
         "triptych:workers{state=unknown,worker_type=decode+prefill}": 1,
     }
+    cluster = httpx.get(f"http://127.0.0.1:{port}/v1/cluster", trust_env=False).json()
+    assert cluster["coming"] == [
+        {"worker_id": "e", "roles": ["encode"], "note": "starting: loads its libraries, for 3 s"}
+    ]
+    silent_count = {"wanted": 1, "ready": 0, "coming": 0}
+    assert cluster["roles"] == {
+        "encode": {"wanted": 1, "ready": 0, "coming": 1},
+        "prefill": silent_count,
+        "decode": silent_count,
+    }
     server.stop()
 
 

@@ -1,9 +1,14 @@
 """Both ends of every connection inside a cluster prove that they belong to it, whichever rpc is called."""
 
 import asyncio
+import contextlib
+import socket
+import ssl
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,7 +22,7 @@ from triptych.journey import Endpoint
 from triptych.pb import decode_pb2, encoder_pb2, prefill_pb2, worker_pb2
 from triptych.services.peers import Peers
 from triptych.transfer.leases import LeaseTable
-from triptych.wire import CHANNEL_OPTIONS
+from triptych.wire import CHANNEL_OPTIONS, SERVER_OPTIONS
 from triptych.wire.membership import MEMBER, Membership
 
 ANOTHER = "fedcba9876543210" * 2
@@ -118,6 +123,62 @@ def test_whoever_poses_as_a_worker_hears_nothing(encrypts: bool) -> None:
     assert heard == []
 
 
+HELD_SECONDS = 15.0  # of connections that never become any; gRPC alone would hold them for 120
+
+
+def seconds_held(connection: socket.socket) -> float:
+    """Until the other end has hung up, whatever it says before. Raises TimeoutError where it does not."""
+    began = time.monotonic()
+    while (left := began + HELD_SECONDS - time.monotonic()) > 0:
+        connection.settimeout(left)
+        try:
+            if not connection.recv(4096):
+                break
+        except ConnectionError:
+            break
+    else:
+        raise TimeoutError
+    return time.monotonic() - began
+
+
+def members_connection(address: tuple[str, int], folder: Path) -> ssl.SSLSocket:
+    """One that has proven itself, and says nothing of HTTP/2."""
+    papers = Membership(SECRET).papers
+    assert papers is not None
+    (folder / "pem").write_bytes(papers.key + papers.certificate)
+    context = ssl.create_default_context(cadata=papers.authority.decode())
+    context.load_cert_chain(folder / "pem")
+    context.set_alpn_protocols(["h2"])
+    return context.wrap_socket(socket.create_connection(address), server_hostname=MEMBER)
+
+
+def test_a_connection_that_never_becomes_one_is_not_held_and_an_idle_one_is(worker: Endpoint, tmp_path: Path) -> None:
+    host, _, port = worker.address.rpartition(":")
+    address = host, int(port)
+    with Membership(SECRET).channel(worker.address) as idle, contextlib.ExitStack() as opened:
+        states: list[grpc.ChannelConnectivity] = []
+        idle.subscribe(states.append)
+        assert call(idle, "/triptych.Worker/Status") is not grpc.StatusCode.UNAVAILABLE
+        silent, half = (opened.enter_context(socket.create_connection(address)) for _ in range(2))
+        half.sendall(b"\x16\x03\x01\x02\x00\x01\x00")  # a TLS ClientHello's first bytes
+        proven = opened.enter_context(members_connection(address, tmp_path))
+        with ThreadPoolExecutor(3) as pool:
+            assert max(pool.map(seconds_held, (silent, half, proven))) < HELD_SECONDS
+        assert call(idle, "/triptych.Worker/Status") is not grpc.StatusCode.UNAVAILABLE
+        assert states[states.index(grpc.ChannelConnectivity.READY) :] == [grpc.ChannelConnectivity.READY]
+
+
+@pytest.mark.parametrize("words", [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
+def test_nor_is_one_that_would_have_to_prove_nothing(words: bytes) -> None:
+    server = grpc.server(ThreadPoolExecutor(1), options=SERVER_OPTIONS)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(words)
+        assert seconds_held(connection) < HELD_SECONDS
+    server.stop(None)
+
+
 def test_without_a_secret_a_worker_listens_on_loopback_alone() -> None:
     async def listen(host: str) -> int:
         server = grpc.aio.server()
@@ -126,9 +187,12 @@ def test_without_a_secret_a_worker_listens_on_loopback_alone() -> None:
         finally:
             await server.stop(None)
 
-    assert asyncio.run(listen("127.0.0.1")) > 0
+    for host in ("127.0.0.1", "::1", "[::1]", "localhost"):
+        assert asyncio.run(listen(host)) > 0, host
     with pytest.raises(ConfigError, match=r"serve\.cluster_secret"):
         asyncio.run(listen("0.0.0.0"))
+    with pytest.raises(ConfigError, match=r"serve\.cluster_secret"):
+        asyncio.run(listen("::"))
 
 
 def test_a_secret_that_could_be_guessed_is_refused_and_not_repeated() -> None:

@@ -5,6 +5,7 @@ Everything is read from the folder's JSON and text files, as `transformers` woul
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from triptych.errors import ConfigError
 from triptych.models.adapter import Adapter, adapter_for, require_known_family
 from triptych.models.checkpoint import read_header, weights_files
-from triptych.models.config_values import read_json, read_optional_json, text_config, whole_number
+from triptych.models.config_values import open_regular, read_json, read_optional_json, text_config, whole_number
 from triptych.models.fingerprint import fingerprint
 from triptych.models.folder import CONFIG_FILE, model_name, resolve_folder
 from triptych.sampling import SAMPLING_RANGES
@@ -155,7 +156,7 @@ def _chat_template(folder: Path) -> str:
     candidates = (
         read_optional_json(folder / "processor_config.json").get("chat_template"),
         read_optional_json(folder / "chat_template.json").get("chat_template"),
-        jinja.read_text(encoding="utf-8") if jinja.is_file() else None,
+        _text(jinja) if jinja.exists() else None,
         read_optional_json(folder / "tokenizer_config.json").get("chat_template"),
     )
     for found in candidates:
@@ -166,6 +167,14 @@ def _chat_template(folder: Path) -> str:
         if isinstance(found, str) and found:
             return found
     raise ConfigError(f"{folder} has no chat template, expected chat_template.jinja or one in tokenizer_config.json")
+
+
+def _text(file: Path) -> str:
+    try:
+        with open_regular(file) as stream:
+            return TextIOWrapper(stream, encoding="utf-8").read()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {file}: {error}") from error
 
 
 def _default_sampling(generation: Mapping[str, Any]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from triptych.errors import ConfigError
-from triptych.models.config_values import read_json
+from triptych.models.config_values import open_regular, read_json
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -47,6 +47,8 @@ def weights_files(folder: Path) -> tuple[Path, ...]:
     if not files:
         raise ConfigError(f"{folder} holds no safetensors, expected {SINGLE_FILE} or {INDEX_FILE}")
     for file in files:
+        if file.exists() and not file.is_file():
+            raise ConfigError(f"{file} is no regular file; a model's files have to be")
         if not file.is_file():
             raise ConfigError(f"{file} is missing; {INDEX_FILE} names it")
     return tuple(files)
@@ -65,7 +67,7 @@ def weight_map(folder: Path) -> dict[str, Path]:
 def read_header(file: Path) -> WeightsHeader:
     """Names, types and shapes in one file; ConfigError where it is cut short or no safetensors file."""
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
             raw = stream.read(length) if length <= _MAX_HEADER_BYTES else b""
             size = stream.seek(0, 2)

@@ -12,6 +12,7 @@ from blake3 import blake3
 
 from triptych.errors import ConfigError
 from triptych.models.checkpoint import read_header, weights_files
+from triptych.models.config_values import open_regular
 
 FINGERPRINT_DOMAIN = b"triptych.model.v1"
 SAMPLED_PAGES = 64
@@ -44,9 +45,11 @@ def _small_fields(folder: Path, dtype: str) -> Iterator[bytes]:
     yield FINGERPRINT_DOMAIN
     yield dtype.encode()
     for file in sorted(folder.iterdir()):
-        if file.suffix in _SMALL_FILES and file.is_file():
+        # Others than the card may read them later, and would wait for what is none.
+        if file.suffix in _SMALL_FILES and file.exists() and not file.is_dir():
             yield file.name.encode()
-            yield file.read_bytes()
+            with open_regular(file) as stream:
+                yield stream.read()
 
 
 def _fields(folder: Path, dtype: str, whole_file_bytes: int) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ from triptych.wire.calls import (
     MAX_MESSAGE_BYTES,
     MEDIA_CHUNK_BYTES,
     PROTOCOL,
+    SERVER_OPTIONS,
     envelope,
     request_id_from_pb,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "MAX_MESSAGE_BYTES",
     "MEDIA_CHUNK_BYTES",
     "PROTOCOL",
+    "SERVER_OPTIONS",
     "claim_ids_from_pb",
     "embedding_ref_from_pb",
     "embedding_ref_to_pb",

@@ -29,6 +29,12 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
+# Whoever connects to a worker and says nothing, or never ends a TLS or HTTP/2 handshake, holds a descriptor and a
+# handshake for the 120 s that gRPC allows by default. A member gives up after 2 s itself (above), so this cuts none.
+# The time ends with the peer's first SETTINGS frame: a connection that is idle later is the keepalive's to judge, not
+# a maximal age's or idleness's, which would cut a router's that has nothing to ask just now.
+SERVER_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.server_handshake_timeout_ms", 5_000))
+
 
 def envelope(
     request_id: bytes,

@@ -61,15 +61,16 @@ class Membership:
 
         Raises ConfigError for an address that others can reach where nobody would have to prove anything.
         """
+        address = address_of(host, port)
         if self.papers is not None:
             papers = self.papers
             credentials = grpc.ssl_server_credentials(
                 [(papers.key, papers.certificate)], papers.authority, require_client_auth=True
             )
-            return server.add_secure_port(f"{host}:{port}", credentials)
+            return server.add_secure_port(address, credentials)
         if not _is_loopback(host):
             raise ConfigError(f"a worker that listens on {host} needs serve.cluster_secret, the same in all processes")
-        return server.add_insecure_port(f"{host}:{port}")
+        return server.add_insecure_port(address)
 
     def _channel_credentials(self) -> grpc.ChannelCredentials:
         assert self.papers is not None
@@ -105,6 +106,12 @@ def _authority_key(secret: str) -> ec.EllipticCurvePrivateKey:
 def _unsigned(subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(_AUTHORITY).public_key(key)
     return builder.serial_number(x509.random_serial_number()).not_valid_before(_FROM).not_valid_after(_UNTIL)
+
+
+def address_of(host: str, port: int) -> str:
+    """As gRPC takes it. An IPv6 address, with or without brackets, gets them: else its colons would begin the port."""
+    bare = host.strip("[]")
+    return f"[{bare}]:{port}" if ":" in bare else f"{host}:{port}"
 
 
 def _is_loopback(host: str) -> bool:

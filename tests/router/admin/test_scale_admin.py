@@ -29,4 +29,4 @@ async def test_a_name_that_stands_twice_or_is_none_is_refused(
         assert (response.status_code, error["message"], error["param"]) == (400, message, param)
     async with serving(card) as served:
         response = await served.client.post(f"/admin/{path}", content=body)
-        assert response.status_code == 401, "who may not ask hears that first"
+        assert response.status_code == 403, "who may not ask hears that first"
