@@ -93,6 +93,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
     new.add_argument("--max-concurrent", type=_limit, default=0, help="requests in flight; 0: no limit (default)")
     new.add_argument("--admin", action="store_true", help="may ask what operators ask")
     new.add_argument("--slo", default="", metavar="CLASS", help="class of service (default: the server's)")
+    new.add_argument("--config", type=Path, help="the server's file of settings, for its classes of service")
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:

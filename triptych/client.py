@@ -6,6 +6,7 @@ import json
 import mimetypes
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -26,7 +27,7 @@ _OF_OPERATORS = ("/admin/", "/v1/cluster")
 
 
 def run_ask(arguments: argparse.Namespace) -> int:
-    """Print the answer as it comes; with --timeline, also the seconds of each stage."""
+    """Print the answer as it comes; with --timeline, also the seconds of each stage, and whose they are."""
     client = Client(arguments.url, arguments.api_key)
     body = {
         "model": arguments.model or client.first_model(),
@@ -35,9 +36,10 @@ def run_ask(arguments: argparse.Namespace) -> int:
         "temperature": arguments.temperature,
     }
     if arguments.timeline:
-        answer, timeline = client.ask(body)
-        print(answer)
-        print_timeline(timeline)
+        answer = client.ask(body)
+        print(answer.text)
+        print_timeline(answer.stages)
+        print(f"request {answer.request_id}")
         return 0
     for piece in client.stream(body):
         print(piece, end="", flush=True)
@@ -140,6 +142,15 @@ class _Told(dict[str, Any]):
         raise ClusterError(f"no Triptych server of this version answers there: {name!r} is missing in what it says")
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """stages: seconds of each, as the server reports them. request_id: what `triptych timeline` finds it by"""
+
+    text: str
+    stages: dict[str, float]
+    request_id: str
+
+
 class Client:
     """An OpenAI-compatible server; errors come out as ours, with the server's words."""
 
@@ -183,12 +194,13 @@ class Client:
             raise ClusterError(f"the server at {self._url} lists no model")
         return str(models[0]["id"])
 
-    def ask(self, body: Mapping[str, Any]) -> tuple[str, dict[str, float]]:
-        """The whole answer, and the seconds of each stage as the server reports them."""
+    def ask(self, body: Mapping[str, Any]) -> Answer:
+        """The whole answer, with its timeline."""
         request = self._request("POST", "/v1/chat/completions", json=body, headers={"x-triptych-timeline": "1"})
         response = self._checked(self._send(request))
-        answer = self._told(response)["choices"][0]["message"]["content"]
-        return answer, parse_server_timing(response.headers.get("server-timing", ""))
+        text = self._told(response)["choices"][0]["message"]["content"]
+        stages = parse_server_timing(response.headers.get("server-timing", ""))
+        return Answer(text, stages, response.headers.get("x-request-id", ""))
 
     def stream(self, body: Mapping[str, Any]) -> Iterator[str]:
         request = self._request("POST", "/v1/chat/completions", json={**body, "stream": True})

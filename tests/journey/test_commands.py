@@ -91,6 +91,10 @@ def test_ask_answers_a_question_about_a_picture(serving: Serving) -> None:
     assert timed.stdout.startswith("red circle\n")
     for stage in ("tokenize", "preprocess", "encode", "transfer", "prefill", "handover", "decode"):
         assert stage in timed.stdout
+    request_id = timed.stdout.splitlines()[-1].removeprefix("request ")
+    again = run("timeline", request_id, "--url", serving.url)
+    assert again.returncode == 0, again.stderr
+    assert "finished" in again.stdout
 
 
 def test_ask_says_what_is_wrong(serving: Serving) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.web import QuietHandler, WebServer
 from triptych.config import LanguageSettings
 from triptych.errors import ConfigError
 from triptych.models.card import load_card, resolve_dtype, resolve_folder
@@ -273,3 +274,39 @@ def test_dtype_auto_is_float32_on_the_cpu_and_the_checkpoints_own_elsewhere(fold
     assert resolve_dtype(load_card(str(folder), "auto"), "auto", "cuda") == "float16"
     with pytest.raises(ConfigError, match="'int8'"):
         load_card(str(folder), "int8")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "odd"}, "model_type is 'odd'"),
+        ({"model_type": "qwen2_5_vl", "quantization_config": {}}, "quantised"),
+    ],
+    ids=["an unknown family", "quantised weights"],
+)
+def test_of_a_hubs_model_that_cannot_be_served_nothing_but_its_numbers_is_fetched(
+    config: Mapping[str, object], said: str, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    told = json.dumps(config).encode()
+
+    class Hub(QuietHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            known = self.path == "/org/model/resolve/main/config.json"
+            headers = {"etag": '"of-the-config"', "x-repo-commit": "0" * 40} if known else {}
+            self.answer(200 if known else 404, headers, told if known else b"")
+
+        do_HEAD = do_GET
+
+    script = "from triptych.models.card import load_card; load_card('org/model', 'auto')"
+    with WebServer(Hub) as hub:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert said in done.stderr
+    assert {path for path in asked if "org/model" in path} == {"/org/model/resolve/main/config.json"}

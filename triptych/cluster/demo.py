@@ -63,13 +63,13 @@ def _ask(console: Console, client: Client, model: str, question: Question) -> bo
         "max_tokens": _MAX_TOKENS,
         "temperature": 0,
     }
-    answer, timeline = client.ask(body)
-    right = answer.strip() == question.answer
+    answer = client.ask(body)
+    right = answer.text.strip() == question.answer
     console.print()
     console.print(" + ".join(path.name for path in question.images), style="bold")
     console.print(f"  {question.question}")
-    console.print(f"  {answer.strip()}", style="green" if right else "red")
+    console.print(f"  {answer.text.strip()}", style="green" if right else "red")
     if not right:
         console.print(f"  expected: {question.answer}")
-    print_timeline(timeline)
+    print_timeline(answer.stages)
     return right

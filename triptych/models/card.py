@@ -59,11 +59,8 @@ def load_card(
     """
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"serve.dtype is {dtype!r}, expected auto or one of {', '.join(DTYPES)}")
-    folder = resolve_folder(model, progress)
-    config = read_json(folder / CONFIG_FILE)
-    require_known_family(config)
-    if "quantization_config" in config:
-        raise ConfigError(f"{folder} holds quantised weights, expected float32, bfloat16 or float16")
+    folder = resolve_folder(model, progress, _accepted)
+    config = _accepted(folder / CONFIG_FILE)
     text = text_config(config)
     adapter = adapter_for(config, image_processor_config(folder))
     tokenizer_ids = _added_token_ids(folder)
@@ -83,6 +80,15 @@ def load_card(
         default_sampling=MappingProxyType(_default_sampling(generation)),
         load_format=load_format,
     )
+
+
+def _accepted(file: Path) -> dict[str, Any]:
+    """The numbers of a model that can be served, by its config.json. Raises ConfigError for any other."""
+    config = read_json(file)
+    require_known_family(config)
+    if "quantization_config" in config:
+        raise ConfigError(f"{file.parent} holds quantised weights, expected float32, bfloat16 or float16")
+    return config
 
 
 def resolve_dtype(card: ModelCard, dtype: str, device_type: str) -> str:

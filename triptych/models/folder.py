@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from triptych.errors import ConfigError
@@ -14,10 +14,13 @@ CONFIG_FILE = "config.json"
 _WANTED_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.safetensors")
 
 
-def resolve_folder(model: str, progress: Callable[[str], None]) -> Path:
+def resolve_folder(
+    model: str, progress: Callable[[str], None], accept: Callable[[Path], object] = lambda config: None
+) -> Path:
     """The folder of a model: the embedded one (`tiny-vl`), a local folder, or a Hugging Face hub id, downloaded.
 
     progress: told in one line what is about to take long.
+    accept:   given the config.json of a hub's model before its weights are fetched; what it raises is raised.
     Raises ConfigError saying what was looked for where.
     """
     if model == EMBEDDED_MODEL:
@@ -29,6 +32,7 @@ def resolve_folder(model: str, progress: Callable[[str], None]) -> Path:
         raise ConfigError(f"serve.model is {model!r}: no such folder, expected one, a hub id or {EMBEDDED_MODEL!r}")
     progress(f"fetching {model} from the Hugging Face hub (files already in its cache are kept)")
     try:
+        accept(Path(hf_hub_download(model, CONFIG_FILE)))
         return Path(snapshot_download(model, allow_patterns=list(_WANTED_FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigError(f"serve.model is {model!r}: no such folder, and the hub said: {error}") from error

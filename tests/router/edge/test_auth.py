@@ -112,6 +112,20 @@ def test_the_command_tells_a_key_once_and_what_the_file_is_to_hold(capsys: pytes
     assert read_keys(out.encode()) == [Key("alice", digest_of(key), Limits(60), is_admin=True, slo="batch")]
 
 
+def test_the_command_knows_the_classes_of_the_server_it_is_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["keys", "new", "alice", "--slo", "gold"]
+    with pytest.raises(ConfigError, match=r"'gold' is not one of interactive, batch.*--config"):
+        key_command.run(build_parser().parse_args(asked))
+    config = tmp_path / "triptych.toml"
+    config.write_text('[[slo.classes]]\nname = "gold"\nttft_seconds = 0.5\n')
+    assert key_command.run(build_parser().parse_args([*asked, "--config", str(config)])) == 0
+    assert [key.slo for key in read_keys(capsys.readouterr().out.encode())] == ["gold"]
+    with pytest.raises(ConfigError, match=r"'golden' is not one of gold$"):
+        key_command.run(build_parser().parse_args([*asked[:-1], "golden", "--config", str(config)]))
+
+
 def test_a_key_may_have_a_class_of_service_which_has_to_be_one(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(toml_of(dataclasses.replace(ALICE, slo="batch")))
