@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 MOST_QUEUED = 2048  # requests
 # Each batch costs a millisecond or two, whatever is in it; a large one keeps the event loop from the interpreter.
 _MOST_AT_ONCE = 32
-_GATHER_SECONDS = 0.5
+_GATHER_SECONDS = 2.0
 STOP_SECONDS = 5.0
 _PATH = "/v1/traces"
 
