@@ -93,7 +93,7 @@ class CopyAbandoned(TransferFailed):
 
 
 class Copier(Protocol):
-    """Does pulls into memory of one device. Thread-safe; no pull waits for another."""
+    """Does pulls into memory of one device. Thread-safe; no pull waits for one of another slab."""
 
     def copy(self, pull: Pull, deadline: float) -> Int64Array:
         """The words of the pull's units, read after its data has been copied.
