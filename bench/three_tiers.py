@@ -157,7 +157,8 @@ def timelines(server: Server, requests: int = 24, images: int = 1) -> list[dict[
     client = Client(server.url)
     options = BenchOptions(url=server.url, model=client.first_model(), requests=requests, images=images, seed=1_000_000)
     chats = [json.loads(body) for body in make_bodies(options)]
-    return [client.ask({name: chat[name] for name in chat if not name.startswith("stream")})[1] for chat in chats]
+    asked = [{name: chat[name] for name in chat if not name.startswith("stream")} for chat in chats]
+    return [client.ask(body).stages for body in asked]
 
 
 def median_stages(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
