@@ -119,7 +119,7 @@ def test_the_command_knows_the_classes_of_the_server_it_is_for(
     with pytest.raises(ConfigError, match=r"'gold' is not one of interactive, batch.*--config"):
         key_command.run(build_parser().parse_args(asked))
     config = tmp_path / "triptych.toml"
-    config.write_text('[[slo.classes]]\nname = "gold"\nttft_seconds = 0.5\n')
+    config.write_text('[slo]\ndefault = "gold"\n[[slo.classes]]\nname = "gold"\nttft_seconds = 0.5\n')
     assert key_command.run(build_parser().parse_args([*asked, "--config", str(config)])) == 0
     assert [key.slo for key in read_keys(capsys.readouterr().out.encode())] == ["gold"]
     with pytest.raises(ConfigError, match=r"'golden' is not one of gold$"):
