@@ -190,7 +190,7 @@ class WorkerHost:
             settings=self._settings,
             door=Door(owner.incarnation, card.fingerprint, _LEASES * self._settings.transfer.lease_seconds),
             faults=faults,
-            nixl=start_nixl(self._settings.transfer, device),
+            nixl=start_nixl(self._settings.transfer, device, self._placement.bind_host),
             roles=self._placement.roles,
             device_share=self._placement.device_share,
             membership=membership,

@@ -61,7 +61,7 @@ def test_any_free_port_is_fine() -> None:
     [
         ({"lo": ["127.0.0.1"]}, "", "", Verdict.OK, "no interface but loopback"),
         ({"lo": ["127.0.0.1"], "eth0": ["10.0.0.2"]}, "10.0.0.2", "", Verdict.OK, "reach it as 10.0.0.2"),
-        ({"eth0": ["10.0.0.2"], "docker0": ["172.17.0.1"]}, "10.0.0.2", "", Verdict.WARN, "docker0 172.17.0.1"),
+        ({"eth0": ["10.0.0.2"], "docker0": ["172.17.0.1"]}, "10.0.0.2", "", Verdict.OK, "docker0 172.17.0.1"),
         ({"eth0": ["10.0.0.2"], "docker0": ["172.17.0.1"]}, "10.0.0.2", "eth0", Verdict.OK, "eth0"),
         ({"eth0": ["10.0.0.2"]}, "10.0.0.2", "ib0", Verdict.FAIL, "no ib0"),
         ({"eth0": ["10.0.0.2"]}, "10.0.0.2", "mlx5_0:1", Verdict.OK, "eth0"),

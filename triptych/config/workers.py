@@ -94,7 +94,7 @@ class TransferSettings:
     faults: str = ""  # for tests: the folder with what shall go wrong (transfer/faults.py); empty: nothing
 
     transports: tuple[str, ...] = TRANSPORTS  # which may be used; the nearest that works is
-    nixl_interface: str = ""  # network devices for NIXL, as in UCX_NET_DEVICES; empty: UCX chooses
+    nixl_interface: str = ""  # network devices for NIXL, as in UCX_NET_DEVICES; empty: a worker's address, and RDMA
     nixl_tls: str = ""  # what UCX may use, as in UCX_TLS (tcp, or rc,cuda); empty: UCX chooses
     nixl_window_bytes: int = (
         0  # of each window that reads over NIXL land in. 0: a 512th of a GPU, 128 to 288 MiB; 8 MiB on the CPU

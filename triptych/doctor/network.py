@@ -96,7 +96,7 @@ def judge_interfaces(addresses: Mapping[str, Sequence[str]], own: str, chosen: s
         advice = "workers' ports ask nobody who he is: put nodes in a private network, or a firewall before them"
         return warn(f"{seen}, a public address", advice)
     if len(outer) > 1 and not named:
-        return warn(seen, "where NIXL shall not choose among them, name one in transfer.nixl_interface")
+        return ok(f"{seen}, which NIXL goes by too; where it shall take another, name that in transfer.nixl_interface")
     return ok(seen)
 
 

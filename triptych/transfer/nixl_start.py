@@ -14,6 +14,7 @@ from triptych.errors import TransferFailed
 from triptych.journey import ID_BYTES, ClaimId
 from triptych.transfer.cuda_events import bind_context
 from triptych.transfer.leases import LeaseTable
+from triptych.transfer.net_devices import devices_at
 from triptych.transfer.nixl_agent import NixlAgent
 
 log = logging.getLogger(__name__)
@@ -22,10 +23,11 @@ _NOTICE_SECONDS = 0.01
 _IDLE_SECONDS = 0.1
 
 
-def start_nixl(settings: TransferSettings, device: torch.device | None = None) -> NixlAgent | None:
+def start_nixl(settings: TransferSettings, device: torch.device | None = None, host: str = "") -> NixlAgent | None:
     """This worker's agent; None, with the reason in the log, where settings or the host have none.
 
     device: where the worker's slabs will lie; None for the CPU
+    host:   the address that the worker keeps to; empty: none
     """
     if "nixl" not in settings.transports:
         log.info("nixl is not used: transfer.transports names %s", ", ".join(settings.transports))
@@ -34,18 +36,23 @@ def start_nixl(settings: TransferSettings, device: torch.device | None = None) -
     if device is not None:
         bind_context(device)
     try:
-        return make_agent(settings)
+        return make_agent(settings, host)
     except TransferFailed as error:
         log.info("nixl is not used: %s", error.message)
         return None
 
 
-def make_agent(settings: TransferSettings) -> NixlAgent:
-    """An agent of this process. Raises TransferFailed with the reason why there is none."""
+def make_agent(settings: TransferSettings, host: str = "") -> NixlAgent:
+    """An agent of this process. Raises TransferFailed with the reason why there is none.
+
+    host: as in start_nixl
+    """
     # UCX and NIXL read their settings from the environment, once, when they are loaded.
     for name, value in (("UCX_NET_DEVICES", settings.nixl_interface), ("UCX_TLS", settings.nixl_tls)):
         if value:
             os.environ[name] = value
+    if devices := devices_at(host):
+        os.environ.setdefault("UCX_NET_DEVICES", devices)
     # Where UCX sees no NVLink, as in a container with one GPU, it reads device memory by way of the host: a thousandth
     # of the rate. Reading it directly works wherever handles open, which it asks besides.
     os.environ.setdefault("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on")
