@@ -49,18 +49,11 @@ def test_a_picture_is_asked_about_and_its_time_and_a_lost_encoder_are_seen(tab: 
     said = tab.wait(f"{answer}.getAttribute('aria-busy') === 'false' && {answer}.textContent", seconds=60)
     assert said.strip().rstrip(".").lower() == "red circle"
     tab.wait("document.querySelector('#answer-bar .bar')")
-    wanted = {
-        "hash",
-        "preprocess",
-        "encode",
-        "embeddings to prefill",
-        "prefill",
-        "KV to decode",
-        "first decode",
-        "decode",
-    }
-    assert wanted <= titles(tab, "#answer-bar")
-    assert wanted <= titles(tab, "#requests tr:first-child")
+    wanted = {"hash", "preprocess", "encode", "embeddings to prefill", "prefill", "KV to decode"}
+    for place in ("#answer-bar", "#requests tr:first-child"):
+        shown = titles(tab, place)
+        assert wanted <= shown
+        assert shown & {"first decode", "decode"}, "what took no time has no bar: the few tokens may come at once"
     told = tab.evaluate("document.querySelector('#requests tr:first-child .bar').getAttribute('aria-label')")
     assert "encode" in told
     assert told.endswith("in all")
