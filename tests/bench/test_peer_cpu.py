@@ -12,7 +12,8 @@ from bench.process_tree import ProcessTree, descendants, is_alive
 
 # A process with a child, both of which do nothing but use the CPU.
 BUSY = """
-import subprocess, sys
+import signal, subprocess, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have had it ignored
 if len(sys.argv) < 2:
     subprocess.Popen([sys.executable, __file__, "child"])
 while True:
