@@ -44,11 +44,12 @@ def test_rdma_ports_that_are_down_are_left_out(tmp_path: Path) -> None:
 
 
 _LISTENS = """
-import json, psutil
+import json, os, psutil
 from triptych.config import TransferSettings
 from triptych.transfer.nixl_start import start_nixl
-agent = start_nixl(TransferSettings(), host="127.0.0.1")
+agent = start_nixl(TransferSettings(nixl_tls="tcp,sm,self"), host="127.0.0.1")
 assert agent is not None
+assert not {"UCX_NET_DEVICES", "UCX_TLS"} & os.environ.keys(), "a child on another network would keep to ours"
 print(json.dumps([each.laddr.ip for each in psutil.Process().net_connections("inet") if each.status == "LISTEN"]))
 agent.close()
 """

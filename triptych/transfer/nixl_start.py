@@ -4,7 +4,8 @@ import importlib
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _NOTICE_SECONDS = 0.01
 _IDLE_SECONDS = 0.1
+_STARTING = threading.Lock()  # the environment is the whole process's
 
 
 def start_nixl(settings: TransferSettings, device: torch.device | None = None, host: str = "") -> NixlAgent | None:
@@ -47,12 +49,7 @@ def make_agent(settings: TransferSettings, host: str = "") -> NixlAgent:
 
     host: as in start_nixl
     """
-    # UCX and NIXL read their settings from the environment, once, when they are loaded.
-    for name, value in (("UCX_NET_DEVICES", settings.nixl_interface), ("UCX_TLS", settings.nixl_tls)):
-        if value:
-            os.environ[name] = value
-    if devices := devices_at(host):
-        os.environ.setdefault("UCX_NET_DEVICES", devices)
+    # UCX and NIXL read the environment: most of it once, when they are loaded, the rest for each agent.
     # Where UCX sees no NVLink, as in a container with one GPU, it reads device memory by way of the host: a thousandth
     # of the rate. Reading it directly works wherever handles open, which it asks besides.
     os.environ.setdefault("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on")
@@ -61,11 +58,28 @@ def make_agent(settings: TransferSettings, host: str = "") -> NixlAgent:
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     os.environ.setdefault("UCX_LOG_FILE", "stderr")
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # losses of peers are ours to tell, as ordinary outcomes
+    devices = settings.nixl_interface or os.environ.get("UCX_NET_DEVICES", "") or devices_at(host)
     bindings = _bindings()
+    with _STARTING, _environment({"UCX_NET_DEVICES": devices, "UCX_TLS": settings.nixl_tls}):
+        try:
+            return NixlAgent(bindings)
+        except Exception as error:
+            raise TransferFailed(f"no NIXL agent can be made: {error}") from error
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """What is not empty stands in the environment meanwhile. Processes started later have interfaces of their own."""
+    before = {name: os.environ.get(name) for name, value in values.items() if value}
+    os.environ.update({name: value for name, value in values.items() if value})
     try:
-        return NixlAgent(bindings)
-    except Exception as error:
-        raise TransferFailed(f"no NIXL agent can be made: {error}") from error
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _bindings() -> Any:
