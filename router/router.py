@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from triptych.config import Settings
@@ -286,7 +287,16 @@ class Run:
         error: why its answer was not given to the end
         """
         self._task.cancel()
-        await asyncio.wait({self._task})
-        ended, self._ended = self._ended, None
-        if ended is not None:
-            ended(self, error)
+        try:
+            await asyncio.wait({self._task})
+        finally:  # also where the client leaves at this very moment, and whoever closes is cancelled
+            ended, self._ended = self._ended, None
+            if ended is not None:
+                ended(self, error)
+
+
+async def close_all(runs: Sequence[Run], error: BaseException | None = None) -> None:
+    """Closes each of them, whatever becomes of another, and also where this is cancelled meanwhile."""
+    async with AsyncExitStack() as closing:
+        for run in runs:
+            closing.push_async_callback(run.close, error)

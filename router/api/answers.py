@@ -64,6 +64,7 @@ class GenerationEndpoint:
                 turn = await router.turnstile.enter()
             try:
                 chat = await parse_question(body, router, self._parse, timeline)
+                del body
                 return await unless_gone(http.receive, self._begin(http, chat, timeline, of_body, turn))
             finally:
                 turn.end()
@@ -72,6 +73,7 @@ class GenerationEndpoint:
         if waits_for_others(chat.messages):
             turn.end()
         run = await self._router.begin(chat, timeline, caller_of(http.scope), turn.end)
+        chat.forget_messages()
         of_body.close()  # the images in it are the run's now
         return await self._answer(chat, run, http.headers.get(TIMELINE_HEADER) == "1")
 

@@ -13,6 +13,17 @@ def _no_boolean(value: Any) -> Any:
     return value
 
 
+def sized(most: int) -> BeforeValidator:
+    """Of a list or an object. Sizes first: the library looks at every element, and keeps what is wrong with each."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > most:
+            raise PydanticCustomError("size", f"{len(value)} entries, expected at most {most}")
+        return value
+
+    return BeforeValidator(check)
+
+
 Whole = Annotated[int, BeforeValidator(_no_boolean)]
 Number = Annotated[float, BeforeValidator(_no_boolean)]
 

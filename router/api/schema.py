@@ -9,7 +9,6 @@ from pydantic import (
     Field,
     StrictBool,
     ValidationError,
-    ValidationInfo,
     WithJsonSchema,
     field_validator,
 )
@@ -20,7 +19,7 @@ from triptych.router.api.chat_fields import IGNORED, MESSAGE, NESTED, REFUSED, T
 from triptych.router.api.choices import AnswerParser
 from triptych.router.api.form_fields import FormFields
 from triptych.router.api.messages import MOST_MESSAGES, MOST_PARTS, Message, read_messages
-from triptych.router.api.sampling_fields import Number, SamplingFields, Whole
+from triptych.router.api.sampling_fields import Number, SamplingFields, Whole, sized
 from triptych.router.api.tools.definition import MOST_TOOLS, chat_function, read_tools
 from triptych.router.api.tools.rules import CHOICES, NO_RULES, OutputRules, read_tool_choice, rules_for
 from triptych.sampling import LARGEST_REPETITION_PENALTY, LEAST_REPETITION_PENALTY, MOST_BRANCHES, MOST_TOP_LOGPROBS
@@ -29,6 +28,7 @@ __all__ = ["IGNORED", "NESTED", "REFUSED", "Chat", "ChatRequest", "invalid_reque
 
 MOST_STOPS = 16
 MOST_BIASES = 1024
+_LONGEST_STEP = 64  # characters of a path that an error repeats
 
 
 class StreamOptions(BaseModel):
@@ -55,7 +55,9 @@ class ChatRequest(FormFields, SamplingFields):
     max_completion_tokens: Annotated[Whole | None, Field(ge=1)] = Field(
         None, description="tokens of each answer at most; all that the context leaves if absent"
     )
-    stop: str | list[str] | None = Field(None, description=f"a text, or up to {MOST_STOPS}, that ends an answer")
+    stop: Annotated[str | list[str] | None, sized(MOST_STOPS)] = Field(
+        None, description=f"a text, or up to {MOST_STOPS}, that ends an answer"
+    )
     presence_penalty: Annotated[Number | None, Field(ge=-2, le=2)] = Field(
         None, description="taken from tokens that the answer has had"
     )
@@ -63,7 +65,7 @@ class ChatRequest(FormFields, SamplingFields):
     repetition_penalty: Annotated[Number | None, Field(ge=LEAST_REPETITION_PENALTY, le=LARGEST_REPETITION_PENALTY)] = (
         Field(None, description="above 1: against tokens of prompt and answer")
     )
-    logit_bias: dict[str, Number] | None = Field(
+    logit_bias: Annotated[dict[str, Number] | None, sized(MOST_BIASES)] = Field(
         None, description=f"from token ids to -100..100, up to {MOST_BIASES} of them"
     )
     logprobs: StrictBool | None = Field(None, description="log probabilities with each token")
@@ -86,15 +88,6 @@ class ChatRequest(FormFields, SamplingFields):
     # Refused; see REFUSED.
     functions: Any = Field(None, description=REFUSED["functions"])
     function_call: Any = Field(None, description=REFUSED["function_call"])
-
-    # Sizes first: the library looks at every element, and has something to say about each wrong one.
-    @field_validator("stop", "logit_bias", mode="before")
-    @classmethod
-    def _check_size(cls, value: Any, info: ValidationInfo) -> Any:
-        kind, most = (list, MOST_STOPS) if info.field_name == "stop" else (dict, MOST_BIASES)
-        if isinstance(value, kind) and len(value) > most:
-            raise PydanticCustomError("size", f"{len(value)} entries, expected at most {most}")
-        return value
 
     @field_validator("stop")
     @classmethod
@@ -148,6 +141,10 @@ class Chat:
         """For answers that may hold tool calls."""
         return self.rules.make_parser
 
+    def forget_messages(self) -> None:
+        """Once a run has them: images as text, tens of megabytes, would be held uncounted until the answer ends."""
+        self.messages, self.request.messages = (), []
+
     @classmethod
     def parse(cls, body: bytes, most_images: int = MOST_PARTS) -> Self:
         """Raises InvalidRequest with the dotted path of the field at fault."""
@@ -197,5 +194,6 @@ def _path(details: ErrorDetails) -> str:
         if isinstance(step, int):
             path += f"[{step}]"
         elif step not in ("str", "list[str]", "[key]"):  # which branch of a union it was is our business
-            path += f".{step}" if path else step
+            name = step[:_LONGEST_STEP]  # a key of the client's own may be megabytes
+            path += f".{name}" if path else name
     return path

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, StrictBool, ValidationError, WithJsonSchema
+from pydantic import BaseModel, FailFast, Field, StrictBool, ValidationError, WithJsonSchema
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
@@ -42,7 +42,8 @@ class TokenizeRequest(BaseModel):
 
 class DetokenizeRequest(BaseModel):
     model: str | None = Field(None, description="the served model's name")
-    tokens: list[Whole] = Field(description="token ids")
+    # The first wrong one ends it: the library would keep what is wrong with each of half a million.
+    tokens: Annotated[list[Whole], FailFast()] = Field(description="token ids")
 
 
 class TokenizeEndpoint:

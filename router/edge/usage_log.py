@@ -70,8 +70,9 @@ class UsageLog:
             return
         try:
             if self._was_moved():
+                opened = self._open()  # first: where it cannot be, the old one's number must not become somebody else's
                 os.close(self._file)
-                self._file = self._open()
+                self._file = opened
             data = b"".join(lines)
             while data:
                 data = data[os.write(self._file, data) :]

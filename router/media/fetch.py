@@ -32,7 +32,8 @@ from triptych.router.media.urls import MediaURLs, joined
 USER_AGENT = b"triptych-media-fetcher/1"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _HEADERS = ((b"User-Agent", USER_AGENT), (b"Accept", b"image/*"), (b"Accept-Encoding", b"identity"))
-_BROKEN = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError)
+# ssl's own, too: httpcore names its errors of the handshake, not those of reading behind it.
+_BROKEN = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError, ssl.SSLError)
 
 
 class MediaFetcher:

@@ -71,7 +71,7 @@ class Request:
 
     def give_up(self, error: TriptychError) -> None:
         """Ends it with this error, where it is under way."""
-        if self._limit is not None and not self.has_ended:
+        if self._limit is not None and not self._limit.expired() and not self.has_ended:
             self._given_up = error
             self._limit.reschedule(asyncio.get_running_loop().time())
 
@@ -177,7 +177,7 @@ class Request:
             left = min(ends_at, self._touched_at + stage_seconds) - time.monotonic()
             if left > 0:
                 self._timer = loop.call_later(left, look)
-            else:
+            elif not limit.expired():
                 limit.reschedule(loop.time())
 
         try:

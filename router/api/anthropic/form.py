@@ -1,6 +1,7 @@
 """How Anthropic words a message, whole and as events."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any
@@ -120,7 +121,13 @@ def _told(usage: Usage) -> dict[str, Any]:
 def _object(arguments: str) -> dict[str, Any]:
     """A call's input; an answer that was cut off may leave half of one."""
     try:
-        value = json.loads(arguments or "{}")
-    except ValueError:
+        value = json.loads(arguments or "{}", parse_float=_number, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _number(text: str) -> float | None:
+    """What no JSON can hold again is null, as JavaScript has it."""
+    value = float(text)
+    return value if math.isfinite(value) else None

@@ -18,7 +18,7 @@ from triptych.router.api.stream import EventStream
 from triptych.router.api.usage import Usage, usage_of
 from triptych.router.edge.failures import error_body
 from triptych.router.observe.timeline import Timeline
-from triptych.router.router import Router, Run
+from triptych.router.router import Router, Run, close_all
 from triptych.router.tasks import all_or_first_error
 
 
@@ -57,9 +57,9 @@ class CompletionsEndpoint(GenerationEndpoint):
                 return _SeveralStream(self._router, all_asked)
             body = await _whole(all_asked)
         except BaseException as error:
-            await _close(all_asked, error)
+            await close_all(_runs(all_asked), error)
             raise
-        await _close(all_asked, None)
+        await close_all(_runs(all_asked))
         return JSONResponse(body)
 
     def _asked(self, chat: CompletionChat, run: Run, first: CompletionForm | None) -> _Asked:
@@ -89,9 +89,8 @@ async def _whole(all_asked: Sequence[_Asked]) -> object:
     return all_asked[0].form.body(choices, _sum(all_asked))
 
 
-async def _close(all_asked: Sequence[_Asked], error: BaseException | None) -> None:
-    for asked in all_asked:
-        await asked.run.close(error)
+def _runs(all_asked: Sequence[_Asked]) -> Sequence[Run]:
+    return [asked.run for asked in all_asked]
 
 
 def _sum(all_asked: Sequence[_Asked]) -> Usage:
@@ -121,7 +120,7 @@ class _SeveralStream(EventStream):
         return self._form.error(error_body(error))
 
     async def _close(self, error: BaseException | None) -> None:
-        await _close(self._all_asked, error)
+        await close_all(_runs(self._all_asked), error)
 
     async def _tell_one(self, asked: _Asked, send: Send) -> None:
         tokens = asked.first

@@ -14,7 +14,7 @@ from triptych.router.api.completions.schema import (
     REFUSED,
     CompletionRequest,
 )
-from triptych.router.api.schema import MOST_BIASES, MOST_STOPS, Chat, ChatRequest, invalid_request
+from triptych.router.api.schema import MOST_STOPS, Chat, ChatRequest, invalid_request
 from triptych.router.api.tools.rules import NO_RULES, OutputRules
 from triptych.router.pipeline.prompt import PromptBuilder
 
@@ -83,8 +83,6 @@ def _chat(
 
 
 def _check_together(asked: CompletionRequest) -> None:
-    if len(asked.logit_bias or ()) > MOST_BIASES:
-        raise InvalidRequest(f"logit_bias: more than {MOST_BIASES} entries", param="logit_bias")
     if asked.suffix not in (None, ""):
         raise InvalidRequest(f"suffix: {REFUSED['suffix']}", param="suffix")
     if asked.best_of is not None and asked.best_of != (asked.n or 1):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, StrictBool, WithJsonSchema
 
 from triptych.router.api.form_fields import FormFields
-from triptych.router.api.sampling_fields import Number, SamplingFields, Whole
+from triptych.router.api.sampling_fields import Number, SamplingFields, Whole, sized
 from triptych.router.api.schema import MOST_BIASES, MOST_STOPS, StreamOptions
 from triptych.sampling import LARGEST_REPETITION_PENALTY, LEAST_REPETITION_PENALTY, MOST_BRANCHES
 
@@ -79,7 +79,7 @@ class CompletionRequest(FormFields, SamplingFields):
         Number | None,
         Field(ge=LEAST_REPETITION_PENALTY, le=LARGEST_REPETITION_PENALTY, description="a factor; 1 is none"),
     ] = None
-    logit_bias: dict[str, Number] | None = Field(
+    logit_bias: Annotated[dict[str, Number] | None, sized(MOST_BIASES)] = Field(
         None, description="by token id, -100 to 100", json_schema_extra={"maxProperties": MOST_BIASES}
     )
     logprobs: Annotated[

@@ -45,6 +45,7 @@ def read_input(value: Any, instructions: str | None, most_images: int) -> tuple[
 class _Reader:
     def __init__(self, room: Room) -> None:
         self.messages: list[Message] = []
+        self._names: dict[str, str] = {}  # of functions, by the ids of their calls
         self._room = room
 
     def read(self, value: Any, path: str) -> None:
@@ -79,6 +80,7 @@ class _Reader:
             name=text_at(item.get("name"), f"{path}.name"),
             arguments=text_at(item.get("arguments"), f"{path}.arguments"),
         )
+        self._names[call.id] = call.name
         if self.messages and self.messages[-1].role == "assistant":
             last = self.messages.pop()
             self.messages.append(Message("assistant", last.content, tool_calls=(*last.tool_calls, call)))
@@ -88,11 +90,7 @@ class _Reader:
     def _output(self, item: dict[str, Any], path: str) -> None:
         call_id = text_at(item.get("call_id"), f"{path}.call_id")
         content = self._content(item.get("output"), f"{path}.output")
-        self.messages.append(Message("tool", content, tool_call_id=call_id, name=self._name_of(call_id)))
-
-    def _name_of(self, call_id: str) -> str:
-        calls = (call for message in reversed(self.messages) for call in message.tool_calls)
-        return next((call.name for call in calls if call.id == call_id), "")
+        self.messages.append(Message("tool", content, tool_call_id=call_id, name=self._names.get(call_id, "")))
 
     def _content(self, value: Any, path: str) -> str | tuple[Part, ...]:
         if isinstance(value, str):

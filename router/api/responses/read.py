@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from triptych.errors import InvalidRequest
 from triptych.router.api.messages import kind_of, object_at, shown
 from triptych.router.api.responses.items import read_input
-from triptych.router.api.responses.schema import LOGPROBS_INCLUDED, MOST_METADATA, REFUSED, ResponsesRequest
+from triptych.router.api.responses.schema import LOGPROBS_INCLUDED, MOST_TOLD_BYTES, REFUSED, ResponsesRequest
 from triptych.router.api.rules import ToolRules, read_format, read_tools_of, rules_for
 from triptych.router.api.schema import Chat, ChatRequest, invalid_request
 
@@ -57,10 +57,6 @@ def _check(asked: ResponsesRequest) -> None:
     for name, why in REFUSED.items():
         if getattr(asked, name) not in (None, False):
             raise InvalidRequest(f"{name}: {why}", param=name)
-    if asked.metadata is not None and len(asked.metadata) > MOST_METADATA:
-        raise InvalidRequest(
-            f"metadata has {len(asked.metadata)} entries, expected at most {MOST_METADATA}", param="metadata"
-        )
 
 
 def _function(value: Any, path: str) -> Mapping[str, Any]:
@@ -98,9 +94,11 @@ def _format(text: Any) -> Any:
 def _echoed(asked: ResponsesRequest) -> dict[str, Any]:
     for name in ("text", "tools", "tool_choice"):
         try:
-            json.dumps(getattr(asked, name), allow_nan=False)
+            size = len(json.dumps(getattr(asked, name), allow_nan=False))
         except ValueError:  # the parser takes more than JSON has, and what is told again must be JSON
             raise InvalidRequest(f"{name} holds a number that is none", param=name) from None
+        if size > MOST_TOLD_BYTES:
+            raise InvalidRequest(f"{name} has {size} bytes of JSON, expected at most {MOST_TOLD_BYTES}", param=name)
     return {
         "instructions": asked.instructions,
         "max_output_tokens": asked.max_output_tokens,

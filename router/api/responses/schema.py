@@ -5,11 +5,16 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, StrictBool, WithJsonSchema
 
-from triptych.router.api.sampling_fields import SamplingFields, Whole
+from triptych.router.api.sampling_fields import SamplingFields, Whole, sized
 from triptych.sampling import MOST_TOP_LOGPROBS
 
 MOST_METADATA = 16
+MOST_TOLD_BYTES = 1 << 20  # of JSON, of each field that a response repeats: a stream has it three times
 LOGPROBS_INCLUDED = "message.output_text.logprobs"
+
+# What an answer repeats, within OpenAI's bounds.
+_Name = Annotated[str, Field(max_length=64)]
+_Told = Annotated[str, Field(max_length=512)]
 
 Input = Annotated[
     Any,
@@ -102,12 +107,12 @@ class ResponsesRequest(SamplingFields):
     top_logprobs: Annotated[
         Whole | None, Field(ge=0, le=MOST_TOP_LOGPROBS, description="log probabilities of so many likeliest tokens")
     ] = None
-    metadata: dict[str, str] | None = Field(
+    metadata: Annotated[dict[_Name, _Told] | None, sized(MOST_METADATA)] = Field(
         None,
         description=f"up to {MOST_METADATA} texts, told again in the answer",
         json_schema_extra={"maxProperties": MOST_METADATA},
     )
-    user: str | None = Field(None, description="told again in the answer")
+    user: _Told | None = Field(None, description="told again in the answer")
     mm_processor_kwargs: dict[str, Any] | None = Field(None, description="of the model's image processor, as for chat")
     # Refused; see REFUSED.
     previous_response_id: Any = Field(None, description=REFUSED["previous_response_id"])

@@ -162,6 +162,23 @@ def test_calls_are_blocks_of_their_own() -> None:
     assert content[1] == {"type": "tool_use", "id": "call_1", "name": "look", "input": {"a": 1}}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "input"),
+    [
+        ('{"a": NaN, "b": [-Infinity, 1e999, 2.5, "x"]}', {"a": None, "b": [None, None, 2.5, "x"]}),
+        ('{"a": ' + "[" * 100_000, {}),
+        ('{"a": 1', {}),
+        ("[1]", {}),
+        ("", {}),
+    ],
+)
+def test_whatever_a_model_calls_with_the_input_is_json(arguments: str, input: Any) -> None:
+    whole = Delta(0, tool_calls=[ToolCallDelta(0, "call_1", "look", arguments)], finish_reason="tool_calls")
+    told = form().whole([whole], USAGE)
+    assert told["content"][0]["input"] == input
+    json.dumps(told, allow_nan=False)
+
+
 def test_what_came_from_the_cache_is_counted_apart() -> None:
     usage = form().whole([Delta(0, "hi", finish_reason="stop")], USAGE)["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (5, 2)

@@ -314,6 +314,11 @@ def test_what_is_wrong_in_the_input_is_named_by_its_path(input: Any, param: str)
         ({"tool_choice": "all"}, "tool_choice"),
         ({"text": 1}, "text"),
         ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
+        ({"metadata": {"k": "x" * 513}}, "metadata.k"),
+        ({"metadata": {"k" * 65: "x"}}, f"metadata.{'k' * 64}"),
+        ({"user": "x" * 513}, "user"),
+        ({"text": {"format": {"type": "text"}, "x": "x" * (1 << 20)}}, "text"),
+        ({"tools": [{"type": "function", "name": "n", "x": "x" * (1 << 20)}]}, "tools"),
         ({"max_output_tokens": 1 << 20}, "input"),
         ({"input": "wxyz " * 40_000}, "input"),
         (

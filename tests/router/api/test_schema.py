@@ -227,6 +227,9 @@ def test_messages_do_not_repeat_megabytes_of_input() -> None:
     assert len(error.message) < 200
     error = refused(temperature="9" * 1_000_000)
     assert len(error.message) < 200
+    error = refused(logit_bias={"9" * 1_000_000: "x"})
+    assert len(error.message) < 200
+    assert len(error.param or "") < 100
 
 
 def test_the_newer_name_of_max_tokens_wins() -> None:

@@ -60,12 +60,24 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+def distinct(value: bytes, count: int = 400_000) -> bytes:
+    return b"{" + b",".join(b'"%d":%s' % (index, value) for index in range(count)) + b"}"
+
+
+ELSEWHERE = {
+    "/detokenize": lambda: b'{"tokens":[' + many(b'"a"', 520_000) + b"]}",
+    "/v1/completions": lambda: b'{"model":"tiny_vl","prompt":"hi","logit_bias":' + distinct(b'"x"') + b"}",
+    "/v1/responses": lambda: b'{"model":"tiny_vl","input":"hi","metadata":' + distinct(b"0") + b"}",
+    "/v1/messages": lambda: HEAD + HELLO + b',"stop_sequences":[' + many(b"0", 500_000) + b"]}",
+}
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *ELSEWHERE])
 async def test_a_costly_body_is_refused_while_others_are_answered(card: ModelCard, shape: str) -> None:
-    body = SHAPES[shape]()
+    body = (SHAPES | ELSEWHERE)[shape]()
     async with serving(card, tiers(card, "epd")) as served:
         async with lively():
-            refusal = asyncio.create_task(_post(served, CHAT, body))
+            refusal = asyncio.create_task(_post(served, shape if shape in ELSEWHERE else CHAT, body))
             worst = await _slowest_probe(served, refusal)
         status, answer = await refusal
     assert status in (400, 413), answer

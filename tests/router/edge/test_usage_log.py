@@ -63,3 +63,19 @@ def test_a_disk_that_is_full_costs_lines_and_nothing_else() -> None:
 def test_a_file_that_cannot_be_made_keeps_the_server_from_starting(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"router\.usage_log"):
         UsageLog(tmp_path / "none" / "usage", lambda _: None)
+
+
+def test_a_folder_that_is_away_for_a_while_costs_its_lines_and_nobody_elses_file(tmp_path: Path) -> None:
+    folder, lost = tmp_path / "log", list[int]()
+    folder.mkdir()
+    log = UsageLog(folder / "usage", lost.append)
+    log._append([b'{"n":1}\n'])
+    folder.rename(tmp_path / "away")
+    log._append([b'{"n":2}\n'])
+    others = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]  # by now one of them might have the log's number
+    log._append([b'{"n":3}\n'])
+    for other in others:
+        os.close(other)  # raises for one that the log has closed
+    folder.mkdir()
+    log._append([b'{"n":4}\n'])
+    assert (lines(tmp_path / "away" / "usage"), lines(folder / "usage"), sum(lost)) == ([1], [4], 2)

@@ -77,6 +77,15 @@ async def test_a_certificate_for_another_name_is_refused(tls: Tls) -> None:
     assert server.visits == []
 
 
+async def test_a_host_that_wants_a_certificate_of_ours_has_failed(tls: Tls) -> None:
+    """It says so behind the handshake, which has been done by then."""
+    tls.server.verify_mode = ssl.CERT_REQUIRED
+    async with origin(always(response(IMAGE)), tls.server, NAME) as server, fetcher(tls) as fetch:
+        with pytest.raises(InvalidMedia) as caught:
+            await fetch.fetch(server.url(scheme="https"))
+    assert caught.value.media_code == "image_fetch_failed"
+
+
 async def test_a_redirect_from_https_to_http_is_refused(tls: Tls) -> None:
     async with origin(always(response(IMAGE))) as plain, fetcher(tls) as fetch:
         away = always(response(b"", "302 Found", location=plain.url()))

@@ -108,3 +108,17 @@ async def test_a_body_that_ends_in_time_is_left_alone() -> None:
     with pytest.raises(ValueError, match="own"):
         async with request.time_limits(whole_seconds=5, stage_seconds=5):
             raise ValueError("the body's own")
+
+
+async def test_one_that_is_given_up_while_its_time_runs_out_ends_as_late() -> None:
+    request = text_request()
+
+    async def late() -> None:
+        async with request.time_limits(10, 0.01):
+            try:
+                await asyncio.sleep(60)
+            finally:
+                request.give_up(WorkerLost("gone"))
+
+    with pytest.raises(DeadlineExceeded):
+        await late()
