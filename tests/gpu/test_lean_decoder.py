@@ -49,6 +49,16 @@ def test_it_passes_its_trial_with_every_kernel_fused(folder: Path, dtype: str) -
     assert what_is_wrong(decoder, 32) == ""
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_gated_product_of_a_token_is_the_same_without_its_neighbours(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(*shape, generator=generator).to(CUDA, dtype) for shape in ((64, 256), (2 * 192, 256)))
+    gated = fused_kernels().gated
+    together = gated(x, weight)
+    for tokens in (1, 2, 16, 17, 33):
+        assert torch.equal(gated(x[:tokens].contiguous(), weight), together[:tokens])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_its_logits_are_no_farther_from_float32_than_the_generic_decoders(
     folder: Path, dtype: str, record_property: Callable[[str, object], None]

@@ -13,6 +13,8 @@ from triptych.models.quantised import FP8, LARGEST
 EPSILON = 1e-6
 # (tokens, heads, head_size, gated numbers): the real tower's, the tiny ones', and awkward ones
 SHAPES = [(5, 16, 80, 3456), (3, 4, 16, 100), (1, 3, 24, 1), (7, 2, 6, 1025)]
+# (tokens, inputs, gated numbers): a decode step's of whole tiles, one too many tokens, and no whole tiles
+PRODUCTS = [(1, 64, 64), (5, 192, 128), (17, 128, 192), (64, 64, 128), (65, 64, 64), (3, 24, 100)]
 # (tokens, heads, kv_heads, head_size, block_size): as of 7B, of 3B with a head of its own size, the tiny ones', awkward
 HEAD_SHAPES = [(5, 28, 4, 128, 16), (3, 16, 8, 80, 32), (9, 4, 2, 64, 16), (4, 3, 3, 6, 5), (2, 7, 1, 24, 1)]
 LARGEST_ERRORS = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -25,10 +27,12 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float(((found - expected).norm() / expected.norm()).nan_to_num(nan=1e9))
 
 
-def errors(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """The largest relative error of each kernel."""
+def errors(kernels: Kernels, device: torch.device, dtype: torch.dtype, *, products: bool = True) -> dict[str, float]:
+    """The largest relative error of each kernel; products: of those that multiply matrices, too."""
     worst = dict.fromkeys(("add_norm", "rotate", "gate"), 0.0)
     worst["turn"] = max(_turn(kernels, device, dtype, *case) for case in itertools.product(HEAD_SHAPES, (False, True)))
+    if products:
+        worst["gated"] = max(_gated(kernels, device, dtype, *case) for case in PRODUCTS)
     _check_rounded(kernels, device, dtype)
     for seed, (tokens, heads, head_size, gated) in enumerate(SHAPES):
         generator = torch.Generator().manual_seed(seed)
@@ -71,6 +75,15 @@ def _rotate(kernels: Kernels, qkv: Tensor, angles: Tensor, heads: int) -> float:
 def _gate(kernels: Kernels, both: Tensor) -> float:
     gates, values = both.double().cpu().chunk(2, dim=-1)
     return relative(kernels.gate(both), functional.silu(gates) * values)
+
+
+def _gated(kernels: Kernels, device: torch.device, dtype: torch.dtype, tokens: int, inputs: int, width: int) -> float:
+    generator = torch.Generator().manual_seed(tokens)
+    x, weight = (torch.randn(*shape, generator=generator) for shape in ((tokens, inputs), (2 * width, inputs)))
+    x, weight = x.to(device, dtype), (weight / inputs**0.5).to(device, dtype)
+    found = kernels.gated(x, weight)
+    gates, values = (x.double().cpu() @ weight.double().cpu().T).chunk(2, dim=-1)
+    return relative(found, functional.silu(gates) * values)
 
 
 def _turn(

@@ -43,8 +43,8 @@ def test_a_trial_leaves_the_decoder_as_it_was(folder: Path) -> None:
     assert all(isinstance(layer, Layer) for layer in decoder.layers)
 
 
-def wrong_gate(both: Tensor) -> Tensor:
-    return plain.gate(both.flip(1))
+def wrong_gated(x: Tensor, weight: Tensor) -> Tensor:
+    return plain.gated(x, weight.flip(0))
 
 
 def norm_without_sum(hidden: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -68,7 +68,7 @@ class NoNumbers(PlainTurn):
 
 
 FAULTS: dict[str, Kernels] = {
-    "gate and up change places": Kernels(gate=wrong_gate),
+    "gate and up change places": Kernels(gated=wrong_gated),
     "the stream is not summed": Kernels(add_norm=norm_without_sum),
     "heads turn the other way": Kernels(turn=TurnedBack),
     "keys go to another layer": Kernels(turn=KeysOfTheLayerBefore),

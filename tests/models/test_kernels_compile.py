@@ -11,7 +11,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from triptych.models.kernels import fused, fused_turn  # noqa: E402
+from triptych.models.kernels import fused, fused_product, fused_turn  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -61,6 +61,20 @@ def test_a_turn_into_a_slab_of_8_bits_compiles(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     constants = TURN | {"HAS_NORM": True, "ROUNDED": True}
     code = compiled(fused_turn._turn, TURN_TYPES | {"planes": "*u8"}, constants, "bf16")
+    assert ".local" not in code, "numbers are spilled to memory"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("tokens", [16, 32, 64])
+def test_a_gated_product_compiles_for_tensor_cores_and_fetches_ahead(
+    tokens: int, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = dict.fromkeys(("tokens", "inputs", "width"), "i32")
+    constants = {"TOKENS": tokens, "ROWS": fused_product._ROWS, "STEP": fused_product._STEP, "num_warps": 4}
+    code = compiled(fused_product._gated, types, constants, dtype)
+    assert "wgmma.mma_async" in code
+    assert "cp.async.cg.shared.global" in code
     assert ".local" not in code, "numbers are spilled to memory"
 
 

@@ -92,7 +92,8 @@ def test_fused_kernels_equal_their_formulas_in_float64() -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    for dtype in (torch.float32, torch.bfloat16):
+    assert "gated" in found[str(torch.float16)]
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for name, error in found[str(dtype)].items():
             assert error <= LARGEST_ERRORS[dtype], f"{name} in {dtype}"
 

@@ -1,8 +1,9 @@
 """One layer of a decoder: what is computed between two sums of the residual stream.
 
 Two forms of the same arithmetic. `Layer` is for GPUs: products, and one kernel each for residual with norm, for rotary
-embedding with KV write, and for SiLU with product. `HostLayer` is for the CPU in float32, where what lies between
-products costs calls rather than memory: sums, SiLU and gate are left to the products themselves.
+embedding with KV write, and for SiLU with product, which takes in the product ahead of it where tokens are few.
+`HostLayer` is for the CPU in float32, where what lies between products costs calls rather than memory: sums, SiLU and
+gate are left to the products themselves.
 """
 
 import math
@@ -51,7 +52,13 @@ class Layer:
         if asked is not None:
             hidden, attended = hidden.index_select(0, asked), attended.index_select(0, asked)
         hidden, normed = kernels.add_norm(hidden, weights.out(attended), weights.post_norm, self._epsilon)
-        return hidden, weights.down(kernels.gate(weights.gate_up(normed)))
+        return hidden, weights.down(self._gated(normed))
+
+    def _gated(self, normed: Tensor) -> Tensor:
+        product = self.weights.gate_up
+        if isinstance(product, Dense) and product.bias is None:
+            return self.kernels.gated(normed, product.weight)
+        return self.kernels.gate(product(normed))
 
 
 class HostLayer:

@@ -12,7 +12,7 @@ from triptych.models.kernels.head_shape import HeadShape, TokenPlaces, Turn
 from triptych.models.kernels.plain_turn import PlainTurn
 
 try:
-    from triptych.models.kernels import fused, fused_turn
+    from triptych.models.kernels import fused, fused_product, fused_turn
 except ImportError as error:  # Triton comes with torch for GPUs alone
     _why_not_fused: ImportError | None = error
 else:
@@ -26,11 +26,15 @@ _LARGEST_DIFFERENCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One function for each computation, of `plain.py` or of `fused.py`; `turn` of `plain_turn.py`, `fused_turn.py`."""
+    """One function for each computation, of `plain.py` or of `fused.py`; `turn` of `plain_turn.py`, `fused_turn.py`.
+
+    `gated` is of `plain.py` or of `fused_product.py`.
+    """
 
     add_norm: Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]] = plain.add_norm
     rotate: Callable[[Tensor, Tensor, Tensor, int], None] = plain.rotate
     gate: Callable[[Tensor], Tensor] = plain.gate
+    gated: Callable[[Tensor, Tensor], Tensor] = plain.gated
     turn: Callable[[TokenPlaces], Turn] = PlainTurn
 
 
@@ -41,7 +45,7 @@ def fused_kernels() -> Kernels:
     """The fused ones, untried. Raises ImportError without Triton."""
     if _why_not_fused is not None:
         raise _why_not_fused
-    return Kernels(fused.add_norm, fused.rotate, fused.gate, fused_turn.FusedTurn)
+    return Kernels(fused.add_norm, fused.rotate, fused.gate, fused_product.gated, fused_turn.FusedTurn)
 
 
 def choose_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
@@ -102,6 +106,11 @@ def _try_gate(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> tup
     return (kernels.gate(_noise(5, device, dtype, 37, 2 * 1200)),)
 
 
+def _try_gated(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    weight = _noise(11, device, dtype, 2 * 128, 192)
+    return tuple(kernels.gated(_noise(tokens, device, dtype, tokens, 192), weight) for tokens in (1, 37, 65))
+
+
 def _try_turn(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Grouped heads with a norm; slots in no order, one token of which nothing is kept."""
     shape = HeadShape(heads=10, kv_heads=2, head_size=48)
@@ -118,5 +127,6 @@ _TRIALS: dict[str, Callable[[Kernels, torch.device, torch.dtype], tuple[Tensor, 
     "add_norm": _try_add_norm,
     "rotate": _try_rotate,
     "gate": _try_gate,
+    "gated": _try_gated,
     "turn": _try_turn,
 }

@@ -36,6 +36,11 @@ def rotate(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> None:
     second.copy_(rotated[1])
 
 
+def gated(x: Tensor, weight: Tensor) -> Tensor:
+    """silu(g) * u, [tokens, width], of x [tokens, in] and weight [2 * width, in]: g's rows, then u's."""
+    return gate(functional.linear(x, weight))
+
+
 def gate(both: Tensor) -> Tensor:
     """silu(g) * u, [tokens, width], of g and u side by side in contiguous [tokens, 2 * width]."""
     gates, values = both.float().chunk(2, dim=-1)
