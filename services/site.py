@@ -3,7 +3,7 @@
 import abc
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +14,7 @@ from triptych.config import MIB, Settings
 from triptych.engine.loop import LanguageEngine
 from triptych.errors import ConfigError, InvalidRecord, TransferFailed, WorkerLost
 from triptych.grammar.compiler import compiler_of
-from triptych.journey import EmbeddingRef, Endpoint, KVRef, RequestId, Role
+from triptych.journey import EmbeddingRef, Endpoint, Item, KVRef, RequestId, Role
 from triptych.metrics import BucketCounts
 from triptych.models.base import KVGeometry
 from triptych.models.card import ModelCard
@@ -65,6 +65,8 @@ class Site:
     roles: frozenset[Role] = frozenset()  # of this process
     device_share: float = 1.0  # of its GPU, among the workers placed there
     membership: Membership = field(default_factory=Membership)
+    # Of an encoder in this process: a claim on an item's rows, where it has them, by a request's key, for seconds
+    rows_here: Callable[[RequestId, Item, float], EmbeddingRef | None] | None = None
 
     def add_slab(self, kind: str, arena_id: int, unit_bytes: int, num_units: int, asked_by: str) -> Slab:
         """asked_by: the setting that makes it so large. Raises ConfigError, naming it, if there is no such memory."""

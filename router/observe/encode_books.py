@@ -39,6 +39,11 @@ class EncodeBooks:
         if not reply.cached:
             self._note(worker_id, item.digest)
 
+    def held(self, items: Sequence[Item], indexes: Sequence[int]) -> None:
+        """Items of a request whose rows the prefill worker had itself: no encoder was asked."""
+        for index in indexes:
+            self._metrics.count("triptych:encoder_requests_total", modality=items[index].modality, status="cached")
+
     def unanswered(self, items: Sequence[Item], error: TriptychError) -> None:
         """An encoder's call has failed without a word of these items; one that drains has not begun with them."""
         if not isinstance(error, Draining | Cancelled):

@@ -61,16 +61,22 @@ class PrefillStage:
         timeline.add_told(Role.PREFILL, self.link.worker_id, self._sent_at, first.times, first.since_arrival)
 
     def _take_window(self, accepted: prefill_pb2.Accepted) -> None:
-        """Lets the window's items be encoded. Raises InternalError for a window that makes no sense."""
-        num_items = len(self._tools.request.prepared.layout.items)
-        window = tuple(accepted.items)
+        """Lets the window's items be encoded, but for those whose rows the worker has.
+
+        Raises InternalError for a window that makes no sense.
+        """
+        request = self._tools.request
+        num_items = len(request.prepared.layout.items)
+        window = (*accepted.items, *accepted.held)
         fresh = set(window) - self._granted
         if not self._more_windows or len(fresh) < len(window) or max(window, default=-1) >= num_items:
             last = "" if self._more_windows else ", which was its last,"
             raise InternalError(f"a prefill worker granted items {window} of {num_items} behind {self._granted}{last}")
         self._granted |= fresh
         self._more_windows = accepted.more
-        self.windows.put_nowait(window)
+        request.cached_items += len(accepted.held)
+        self._tools.encodes.held(request.prepared.layout.items, accepted.held)
+        self.windows.put_nowait(tuple(accepted.items))
         if not accepted.more:
             self.windows.put_nowait(None)
 

@@ -1,13 +1,15 @@
 """The encode role: vision tower, embedding arena, and nothing of the language model."""
 
 import logging
+import math
 from collections.abc import Mapping
 
 from triptych.engine.encoder_budgets import EncoderBudgets, ItemCost, resolve_budgets, row_bytes
 from triptych.engine.encoder_graphs import SCRATCH_UNITS, BlockGraphs
-from triptych.engine.encoder_loop import EncoderEngine
+from triptych.engine.encoder_loop import EncodeJob, EncoderEngine
 from triptych.engine.encoder_preprocess import preprocess_threads
-from triptych.journey import Modality, RequestId, Role
+from triptych.errors import InvariantViolation
+from triptych.journey import EmbeddingRef, Item, Modality, RequestId, Role
 from triptych.metrics import BucketCounts
 from triptych.models.base import VisionTower
 from triptych.models.loading import load_tower
@@ -42,6 +44,10 @@ class EncoderWorker(RoleWorker):
             raise
         self.max_item_tokens = self.engine.max_item_tokens
         self.engine.start()
+        site.rows_here = self._hand_out
+
+    def _hand_out(self, key: RequestId, item: Item, lease_seconds: float) -> EmbeddingRef | None:
+        return self.engine.hand_out(EncodeJob(key, item, _no_media, lease_seconds, math.inf))
 
     def _engine(self, site: Site) -> EncoderEngine:
         settings = site.settings.encoder
@@ -86,6 +92,10 @@ class EncoderWorker(RoleWorker):
     def stop(self) -> None:
         self._decoder.close()  # the engine waits for what is being decoded
         self.engine.stop()
+
+
+def _no_media() -> bytes:
+    raise InvariantViolation("rows that are handed out are not made: nobody reads their media")
 
 
 def _arena(site: Site, tower: VisionTower, budgets: EncoderBudgets) -> tuple[Slab, BlockGraphs | None]:

@@ -127,8 +127,9 @@ def _replies(events: Sequence[PrefillEvent], arrived: float) -> Sequence[pb.Pref
 
 def _reply(event: PrefillEvent, arrived: float) -> pb.PrefillReply:
     if isinstance(event, Granted):
-        window = event.window
-        accepted = pb.Accepted(items=window.items, cached_tokens=window.cached_tokens, more=not window.last)
+        window, held = event.window, event.held
+        asked = [index for index in window.items if index not in held]
+        accepted = pb.Accepted(items=asked, cached_tokens=window.cached_tokens, more=not window.last, held=held)
         return pb.PrefillReply(accepted=accepted)
     if isinstance(event, KVRef):
         return pb.PrefillReply(kv=[wire.kv_ref_to_pb(event)])

@@ -25,9 +25,13 @@ _PULL_THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Blocks and the window's landing rows are reserved."""
+    """Blocks and the window's landing rows are reserved.
+
+    held: items of the window whose rows this process's own encoder has: they are on their way already
+    """
 
     window: Window
+    held: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,7 @@ class _Call:
         self.awaited = AwaitedRows(self.job.layout)
 
     def granted(self, window: Window) -> None:
-        self.worker.grant(self, window)
-        self.emit(Granted(window))
+        self.emit(Granted(window, self.worker.grant(self, window)))
 
     def kv_ready(self, blocks: tuple[BlockRef, ...], tokens_begin: int, tokens_end: int, last: bool) -> None:
         ref = self.worker.export(self, blocks, tokens_begin, tokens_end)
@@ -96,10 +99,25 @@ class PrefillWorker(RoleWorker):
             self._calls[job.request_id] = call
         self._engine.prefill(job, call)
 
-    def grant(self, call: _Call, window: Window) -> None:
-        """Rows of the window's items may come from now on."""
+    def grant(self, call: _Call, window: Window) -> tuple[int, ...]:
+        """Rows of the window's items may come from now on; those which do so from here.
+
+        That spares what would be the longest part of a prompt's way whose KV is here but for its end: over the router
+        to the encoder in this very process, and back.
+        """
         with self._lock:
             call.awaited.grant(window)
+        return tuple(index for index in window.items if self._deliver_from_here(call, index))
+
+    def _deliver_from_here(self, call: _Call, item_index: int) -> bool:
+        rows_here = self._site.rows_here
+        if rows_here is None or call.checksums:  # which rows that are there may not have
+            return False
+        job = call.job
+        ref = rows_here(job.request_id, job.layout.items[item_index], call.lease_seconds)
+        if ref is not None:
+            self.deliver(job.request_id, item_index, ref)
+        return ref is not None
 
     def deliver(self, key: RequestId, item_index: int, ref: EmbeddingRef) -> None:
         """Pull an item's rows into the request's landing memory. Returns at once.

@@ -49,7 +49,7 @@ def cached(
 ) -> PrefillSequence:
     """One that shares KV with prompts that begin as it does."""
     sequence = prompt(number, parts, generated, keep_kv)
-    sequence.keys = BlockKeys(sequence.layout, sequence.rows, generated, BLOCK_SIZE, root_key(b"model", salt))
+    sequence.keys = BlockKeys(sequence.layout, generated, BLOCK_SIZE, root_key(b"model", salt))
     return sequence
 
 

@@ -11,14 +11,13 @@ from tests.multimodal.parts import image, masked, random_parts, text
 from triptych.engine.block_keys import BlockKeys, KnownKeys, computed_keys, root_key
 from triptych.journey import Grid, Modality
 from triptych.multimodal.layout import ItemPart, TextPart, lay_out
-from triptych.multimodal.rows import RowMap
 
 Parts = Sequence[TextPart | ItemPart]
 
 
 def keys(parts: Parts, generated: tuple[int, ...] = (), root: bytes = b"root", block_size: int = 4) -> list[bytes]:
     layout = lay_out(parts)
-    made = BlockKeys(layout, RowMap(layout), generated, block_size, root)
+    made = BlockKeys(layout, generated, block_size, root)
     return [made[place] for place in range(len(made))]
 
 
@@ -110,7 +109,7 @@ def test_another_block_size_shares_nothing() -> None:
 
 def test_keys_are_computed_only_as_far_as_they_are_asked_for() -> None:
     layout = lay_out([text(400), image(4, 4), text(400)])
-    made = BlockKeys(layout, RowMap(layout), (), 4, b"root")
+    made = BlockKeys(layout, (), 4, b"root")
     assert made[3] == keys([text(16)])[3]
     assert len(made._keys) == 4
     for place in (-1, len(made)):
@@ -166,7 +165,7 @@ def describe(parts: Parts) -> list[tuple[object, ...]]:
     return out
 
 
-LONG = [text(3000), image(40, 40, media=1), text(900)]  # stretches are of 256 blocks: one of 1,024 tokens
+LONG = [text(3000), image(40, 40, media=1), text(900)]  # of 32 blocks, 128 tokens, keys are known together
 
 
 def all_keys(parts: Parts, known: KnownKeys | None, salt: bytes = b"") -> list[bytes]:
@@ -193,19 +192,31 @@ def test_keys_that_are_known_are_those_that_would_be_computed(other: Parts) -> N
     assert known.hits == 0
     assert all_keys(other, known) == all_keys(other, None)
     assert all_keys(LONG, known) == all_keys(LONG, None)
-    assert known.hits >= len(all_keys(LONG, None)) // 256
+    assert known.hits >= len(all_keys(LONG, None)) // 32
+
+
+def test_of_prompts_that_are_alike_in_part_none_is_given_anothers_keys() -> None:
+    known = KnownKeys()
+    for seed in range(400):
+        rng = random.Random(seed)
+        parts = [*random_parts(rng.randrange(40)), text(rng.randrange(300)), *random_parts(rng.randrange(40))]
+        layout, generated = lay_out(parts), tuple(range(rng.choice((0, rng.randrange(200)))))
+        made = BlockKeys(layout, generated, 4, b"root", known)
+        made.compute()
+        assert [made[place] for place in range(len(made))] == keys(parts, generated)
+    assert known.hits > 100
 
 
 def test_another_tenant_knows_none_of_them() -> None:
     known = KnownKeys()
     all_keys(LONG, known, b"one")
     assert not set(all_keys(LONG, known, b"other")) & set(all_keys(LONG, known, b"one"))
-    assert known.hits == len(all_keys(LONG, None)) // 256  # the second time for the first of them
+    assert known.hits == len(all_keys(LONG, None)) // 32  # the second time for the first of them
 
 
 def test_the_stretches_that_were_asked_for_last_stay_known() -> None:
     known = KnownKeys(most=2)
-    first, second, third = ([TextPart((number,) * 1024)] for number in range(3))
+    first, second, third = ([TextPart((number,) * 128)] for number in range(3))
     for parts in (first, second, first, third):
         all_keys(parts, known)
     assert known.hits == 1

@@ -11,7 +11,6 @@ from triptych.engine.blocks import BlockLedger, BlockPool
 from triptych.engine.prefix_index import PrefixIndex
 from triptych.errors import InvariantViolation
 from triptych.multimodal.layout import TextPart, lay_out
-from triptych.multimodal.rows import RowMap
 
 ONE, TWO = request_id(1), request_id(2)
 
@@ -19,7 +18,7 @@ ONE, TWO = request_id(1), request_id(2)
 def keys_of(*ids: int) -> BlockKeys:
     """One block per id."""
     layout = lay_out([TextPart(ids)])
-    return BlockKeys(layout, RowMap(layout), (), 1, b"root")
+    return BlockKeys(layout, (), 1, b"root")
 
 
 def publish(index: PrefixIndex, keys: BlockKeys, blocks: list[int], begin: int = 0) -> list[bool]:

@@ -235,6 +235,22 @@ def test_cached_kv_is_found_under_its_own_salt_alone_and_rows_sent_for_it_are_gi
     cluster.seconds_until_idle(2)  # a claim's lease is longer
 
 
+@pytest.mark.parametrize("cluster", [Variation("epd")], indirect=True, ids=str)
+def test_rows_that_the_same_process_has_are_asked_of_nobody(cluster: Running, card: ModelCard) -> None:
+    """A prefill worker that encodes, too, says which of a window's items those are, and takes them by itself."""
+    data = png(picture(41, (112, 84)))
+    layout, told = layout_with_image(card, data), wire.layout_to_pb(layout_with_image(card, data))
+    caller = Caller(cluster, Role.ENCODE, card)
+    ref = caller.encode(layout.items[0], data)[0].ref
+    given = caller.prefill(told, [prefill_pb2.ItemRef(item_index=0, ref=ref)], b"one", checksums=True)
+    assert (list(given[0].accepted.items), list(given[0].accepted.held)) == ([0], [])
+    caller.request_id = new_request_id()
+    held = caller.prefill(told, (), b"two")
+    assert (list(held[0].accepted.items), list(held[0].accepted.held)) == ([], [0])
+    assert held[-1].first.tokens == given[-1].first.tokens
+    cluster.seconds_until_idle(5)
+
+
 def test_no_claim_outlives_what_its_owner_is_willing_to_wait(cluster: Running, card: ModelCard) -> None:
     data = png(PIXELS)
     caller = Caller(cluster, Role.ENCODE, card)

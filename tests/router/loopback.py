@@ -68,6 +68,7 @@ class LoopbackWorker:
     fail_prefill: list[TriptychError] = field(default_factory=list)  # one per Prefill call, after it was accepted
     fail_prefill_late: list[TriptychError] = field(default_factory=list)  # one per Prefill call, behind its tokens
     window_items: int = 0  # items per window at prefill; 0: all in one
+    held: frozenset[int] = frozenset()  # of every prompt, items whose rows the prefill worker says to have
     cached_items: int = 0  # of every prompt, the first ones: up to the end of the last, KV is there already
     grant_wrongly: list[prefill_pb2.Accepted] = field(default_factory=list)  # in place of the windows, one call
     fail_prefill_after: dict[int, TriptychError] = field(default_factory=dict)  # by number of refs it has got, once

@@ -60,7 +60,7 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
             yield prefill_pb2.PrefillReply(accepted=accepted)
             if worker.fail_prefill:
                 await refuse(context, worker.fail_prefill.pop(0))
-            if not await self._receive(requests, window, context):
+            if not await self._receive(requests, [item for item in window if item.index not in worker.held], context):
                 return  # the router has given up
             now = time.monotonic()
             read += [StageSpan("rows_transfer", now, now, item.index) for item in window]
@@ -87,13 +87,14 @@ class LoopbackPrefill(prefill_pb2_grpc.PrefillServicer):
             return [((), accepted) for accepted in wrong]
         cached, needed = layout.items[: worker.cached_items], layout.items[worker.cached_items :]
         cached_tokens = cached[-1].runs[-1].end if cached else 0
-        return [
-            (
-                window,
-                prefill_pb2.Accepted(items=[item.index for item in window], cached_tokens=cached_tokens, more=more),
+        grants = []
+        for window, more in _windows(needed, worker.window_items):
+            asked = [item.index for item in window if item.index not in worker.held]
+            held = [item.index for item in window if item.index in worker.held]
+            grants.append(
+                (window, prefill_pb2.Accepted(items=asked, cached_tokens=cached_tokens, more=more, held=held))
             )
-            for window, more in _windows(needed, worker.window_items)
-        ]
+        return grants
 
     async def _receive(self, requests: AsyncIterator[Any], window: Sequence[Item], context: Any) -> bool:
         """Whether the rows of all items of the window have come; any other row is a mistake of the router's."""

@@ -10,20 +10,22 @@ prefix caching, which chains block hashes the same way; rope positions and row r
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from blake3 import blake3
 
-from triptych.journey import Int64Array, Item, Layout
-from triptych.multimodal.rope import rope_positions
+from triptych.journey import Item, Layout
+from triptych.multimodal.rope import rope_numbers, rope_positions
 from triptych.multimodal.rows import RowMap
 
 KV_DOMAIN = b"triptych.kv.v2"
 
-_STRETCH_BLOCKS = 256  # what their keys cover is laid out for so many blocks at once
-_KNOWN_STRETCHES = 256  # 16 KB each
+_LAID_OUT_BLOCKS = 256  # what their keys cover is laid out for so many blocks at once
+_KNOWN_BLOCKS = 32  # whose keys are known together
+_KNOWN_STRETCHES = 2048  # some 4 KB each
 _NO_ITEM = -1
 _NO_SPANS = struct.pack("<Q", 0)
 
@@ -40,8 +42,9 @@ def root_key(fingerprint: bytes, salt: bytes, adapter: str = "") -> bytes:
 class KnownKeys:
     """Keys of the stretches that were computed last, by all that they cover. Thread-safe.
 
-    Prompts that begin alike, with the same images or the same instructions, take them from here: three keys in four of
-    a prompt of 5,000 tokens, at a tenth of what it takes to make them.
+    Prompts that begin alike, with the same images or the same instructions, take them from here: all keys but some of a
+    prompt of 5,000 tokens, at a tenth of what it takes to make them. What they cover is told in runs, not token by
+    token: arrays of thousands of numbers are a library's to work on, which gives the interpreter away for each.
     """
 
     def __init__(self, most: int = _KNOWN_STRETCHES) -> None:
@@ -51,7 +54,7 @@ class KnownKeys:
         self._keys: OrderedDict[bytes, Sequence[bytes]] = OrderedDict()  # what was asked for last is last
 
     def get(self, covered: bytes) -> Sequence[bytes] | None:
-        """covered: digest of the key before the stretch, and of all that its own keys cover"""
+        """covered: the key before the stretch, and what tells all that its own keys cover"""
         with self._lock:
             keys = self._keys.get(covered)
             if keys is not None:
@@ -75,7 +78,6 @@ class BlockKeys:
     def __init__(
         self,
         layout: Layout,
-        rows: RowMap,
         generated: tuple[int, ...],
         block_size: int,
         root: bytes,
@@ -84,8 +86,8 @@ class BlockKeys:
         """root: from root_key"""
         self._layout = layout
         self._generated = generated
-        self._rows = rows
-        self._ids = np.concatenate([layout.token_ids, np.array(generated, dtype=np.int32)]).astype("<i4", copy=False)
+        ids = np.concatenate([layout.token_ids, np.array(generated, dtype=np.int32)]) if generated else layout.token_ids
+        self._ids = ids.astype("<i4", copy=False)
         self._block_size = block_size
         self._root = blake3(root + struct.pack("<Q", block_size)).digest()
         self._keys: list[bytes] = []
@@ -112,13 +114,10 @@ class BlockKeys:
 
     def compute(self) -> None:
         """All keys, now and on this thread: afterwards asking for one costs nothing, on whichever thread."""
-        while len(self._keys) < len(self):
-            first, last = len(self._keys), min(len(self._keys) + _STRETCH_BLOCKS, len(self))
-            # One that others cannot have in common with this prompt, as it ends with it, is not worth a place.
-            if self._known is None or last - first < _STRETCH_BLOCKS:
-                self[last - 1]
-            else:
-                self._take(self._known, first)
+        while self._known is not None and len(self._keys) + _KNOWN_BLOCKS <= len(self):
+            self._take(self._known, len(self._keys))
+        if len(self):
+            self[len(self) - 1]
 
     def are_of(self, layout: Layout, generated: tuple[int, ...]) -> bool:
         """Whether this is the prompt that the keys are made of."""
@@ -133,22 +132,55 @@ class BlockKeys:
 
         A block that ends inside one depends on tokens behind it, which its key does not cover.
         """
+        if not self._layout.atomic:
+            return num_blocks
         while (end := self._rows.legal_end(num_blocks * self._block_size)) < num_blocks * self._block_size:
             num_blocks = end // self._block_size
         return num_blocks
 
+    @cached_property
+    def _rows(self) -> RowMap:
+        return RowMap(self._layout)
+
     def _take(self, known: KnownKeys, first: int) -> None:
-        """The keys of a whole stretch from those that are known, or computed and known from now on."""
-        previous = self._keys[-1] if self._keys else self._root
-        self._stretch = self._laid_out(first)
-        places = range(first, first + _STRETCH_BLOCKS)
-        covered = blake3(b"".join([previous, self._stretch.all(), *(self._spans(place) for place in places)])).digest()
+        """The keys of so many blocks from those that are known, or computed and known from now on."""
+        covered = (self._keys[-1] if self._keys else self._root) + self._told(first)
         keys = known.get(covered)
         if keys is None:
-            self[places[-1]]
+            self[first + _KNOWN_BLOCKS - 1]
             known.put(covered, tuple(self._keys[first:]))
         else:
             self._keys.extend(keys)
+
+    def _told(self, first: int) -> bytes:
+        """What the keys of so many blocks cover, in no more than one way for any two prompts that differ there."""
+        begin, end = first * self._block_size, (first + _KNOWN_BLOCKS) * self._block_size
+        prompt_tokens = self._layout.num_tokens
+        numbers = [prompt_tokens - begin, self._layout.rope_delta] if end > prompt_tokens else []
+        counts, at = [len(numbers)], 0
+        for run in self._layout.rope:
+            if at < end and at + run.length > begin:
+                numbers += (at - begin, min(at + run.length, end) - begin, *rope_numbers(run)[1:])
+            at += run.length
+        counts.append(len(numbers))
+        names: list[bytes] = []
+        for index, row, start, stop in self._laid_rows(begin, end):
+            numbers += (index, row, start - begin, stop - begin)
+            names.append(self._names[index])
+        counts.append(len(numbers))
+        packed = struct.pack(f"<3q{len(numbers)}q", *counts, *numbers)
+        spans = [self._spans(place) for place in range(first, first + _KNOWN_BLOCKS)] if self._layout.atomic else []
+        return b"".join([packed, *names, self._ids[begin:end].tobytes(), *spans])
+
+    def _laid_rows(self, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """Of each run of rows that reaches in there: item, row on its first position there, that position, its end."""
+        for item in self._layout.items:
+            row = 0
+            for run in item.runs:
+                start, stop = max(run.start, begin), min(run.end, end)
+                if start < stop:
+                    yield item.index, row + start - run.start, start, stop
+                row += run.length
 
     def _key(self, place: int, previous: bytes) -> bytes:
         if place >= self._stretch.first + len(self._stretch.names):
@@ -157,19 +189,21 @@ class BlockKeys:
 
     def _laid_out(self, first: int) -> "_Stretch":
         """What the keys of the next blocks cover, all at once: one by one they would keep a thread busy for 10 ms."""
-        count, size = min(_STRETCH_BLOCKS, len(self) - first), self._block_size
+        count, size = min(_LAID_OUT_BLOCKS, len(self) - first), self._block_size
         begin, end = first * size, (first + count) * size
         rows = np.full((2, end - begin), _NO_ITEM, dtype="<i8")  # of each position: which item, which of its rows
-        names: list[list[bytes]] = [[] for _ in range(count)]
-        for piece in self._rows.pieces(begin, end):
-            at = piece.positions - begin
-            rows[0, at], rows[1, at] = piece.item_index, np.arange(piece.row_begin, piece.row_end)
-            for block in _blocks_of(at, size):
-                names[block].append(self._names[piece.item_index])
+        indexes: list[list[int]] = [[] for _ in range(count)]
+        for index, row, start, stop in self._laid_rows(begin, end):
+            rows[0, start - begin : stop - begin] = index
+            rows[1, start - begin : stop - begin] = np.arange(row, row + stop - start)
+            for block in range((start - begin) // size, (stop - 1 - begin) // size + 1):
+                if indexes[block][-1:] != [index]:  # its runs follow one another
+                    indexes[block].append(index)
         numbers = np.concatenate([rope_positions(self._layout, begin, end).astype("<i8", copy=False), rows])
         by_block = numbers.reshape(len(numbers), count, size).swapaxes(0, 1).reshape(count, -1)
         ids = self._ids[begin:end].reshape(count, size)
         covered = np.concatenate([ids.view(np.uint8), np.ascontiguousarray(by_block).view(np.uint8)], axis=1)
+        names = [[self._names[index] for index in each] for each in indexes]
         return _Stretch(first, covered.tobytes(), covered.shape[1], names)
 
     def _spans(self, place: int) -> bytes:
@@ -202,20 +236,6 @@ class _Stretch:
             [self.covered[number * self.width : (number + 1) * self.width], struct.pack("<Q", len(names)), *names]
         )
 
-    def all(self) -> bytes:
-        """What `of` covers of all of them, in no more than one way for any two stretches of as many blocks."""
-        named = [name for names in self.names for name in names]
-        counts = struct.pack(f"<{len(self.names)}Q", *map(len, self.names))
-        return b"".join([self.covered, counts, *named])
-
-
-def _blocks_of(positions: Int64Array, size: int) -> Sequence[int]:
-    """Which blocks these ascending positions lie in, each once."""
-    first, last = int(positions[0]), int(positions[-1])
-    if last - first < len(positions):  # one behind the other, as an image's rows mostly are
-        return range(first // size, last // size + 1)
-    return [int(block) for block in np.unique(positions // size)]
-
 
 def computed_keys(
     fingerprint: bytes,
@@ -225,8 +245,8 @@ def computed_keys(
     block_size: int,
     known: KnownKeys | None = None,
 ) -> BlockKeys:
-    """All keys of a prompt, computed on this thread: some 7 us a block, 2 where they are known."""
-    keys = BlockKeys(layout, RowMap(layout), generated, block_size, root_key(fingerprint, salt), known)
+    """All keys of a prompt, computed on this thread: some 7 us a block, 0.5 where they are known."""
+    keys = BlockKeys(layout, generated, block_size, root_key(fingerprint, salt), known)
     keys.compute()
     return keys
 

@@ -24,7 +24,7 @@ from triptych.errors import (
     MediaTooLarge,
     TriptychError,
 )
-from triptych.journey import Item, Modality, RequestId
+from triptych.journey import EmbeddingRef, Item, Modality, RequestId
 from triptych.models.base import Prepared
 from triptych.stages import StageSpan
 
@@ -89,6 +89,13 @@ class EncoderLedger:
         elif flight.phase is Phase.QUEUED and entry.host is not None:
             self._from_host[flight.arrival] = flight.item.encoder_tokens
             self._wait_for_batch(flight, _TOKENS_OF_A_COPY)
+
+    def hand_out(self, job: EncodeJob) -> EmbeddingRef | None:
+        """The job's ref where its rows are ready; None, and nothing waits for them, where not."""
+        if not self.has_ready(job.item):
+            return None
+        entry, _ = self._acquire(job.item)
+        return self.grants.grant(job, entry)
 
     # Items move on
 

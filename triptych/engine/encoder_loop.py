@@ -32,7 +32,7 @@ from triptych.engine.encoder_scheduler import BatchBudget, EncoderScheduler
 from triptych.engine.host_tier import HostTier
 from triptych.engine.turn_clock import TurnClock
 from triptych.errors import ConfigError, InternalError, Overloaded, TriptychError, WorkerLost
-from triptych.journey import Endpoint, RequestId
+from triptych.journey import EmbeddingRef, Endpoint, RequestId
 from triptych.metrics import WORKER_GAUGES, BucketCounts
 from triptych.models.base import VisionTower
 from triptych.transfer.leases import LeaseTable
@@ -120,6 +120,11 @@ class EncoderEngine:
                 raise Overloaded(f"{waiting} jobs wait here, the limit is {limit}", item_index=job.item.index)
             self._ledger.admit(job, on_done)
             self._go_on()
+
+    def hand_out(self, job: EncodeJob) -> EmbeddingRef | None:
+        """What `submit` would answer at once, without that answer's way over threads; None: the rows are not ready."""
+        with self._changed:
+            return self._ledger.hand_out(job) if self._refusal is None else None
 
     def cancel(self, request_id: RequestId) -> None:
         """End what the request waits for (answered with Cancelled) and every claim granted to it here. Idempotent."""

@@ -87,7 +87,7 @@ class PrefillDesk:
             self.end(job.request_id, Cancelled(f"attempt {job.attempt} has come for this prompt"))
         check_prefill(job, self._vocab_size, self._scheduler.limits.max_model_len)
         rows = RowMap(job.layout)
-        keys = self._keys(job, rows)
+        keys = self._keys(job)
         sequence = PrefillSequence(job.request_id, job.layout, rows, job.generated, job.keep_kv, keys)
         sequence.num_announced_blocks = job.kv_begin // self._scheduler.limits.block_size
         self._scheduler.add_prefill(sequence)
@@ -187,11 +187,11 @@ class PrefillDesk:
         else:
             self._news.append(News(partial(task.sink.granted, window), partial(self._refused, task)))
 
-    def _keys(self, job: PrefillJob, rows: RowMap) -> BlockKeys | None:
+    def _keys(self, job: PrefillJob) -> BlockKeys | None:
         if self._fingerprint is None:
             return None
         root = root_key(self._fingerprint, job.cache_salt)
-        keys = BlockKeys(job.layout, rows, job.generated, self._scheduler.limits.block_size, root)
+        keys = BlockKeys(job.layout, job.generated, self._scheduler.limits.block_size, root)
         held = self._scheduler.reservation(job.request_id)
         if held is not None and held.keys is not None and held.keys.equal(keys):
             return held.keys  # computed already, on another thread

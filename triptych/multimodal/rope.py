@@ -28,7 +28,7 @@ def _prompt_positions(rope: tuple[RopeRun, ...], begin: int, end: int) -> Int64A
     """Positions [begin, end) of the prompt, all runs at once: a prompt may have hundreds of them."""
     if begin == end:
         return np.empty((_AXES, 0), dtype=np.int64)
-    table = np.array([_run_numbers(run) for run in rope], dtype=np.int64)  # [runs, 7]
+    table = np.array([rope_numbers(run) for run in rope], dtype=np.int64)  # [runs, 7]
     ends = np.cumsum(table[:, 0])
     first = int(np.searchsorted(ends, begin, side="right"))
     last = int(np.searchsorted(ends, end, side="left"))
@@ -42,7 +42,7 @@ def _prompt_positions(rope: tuple[RopeRun, ...], begin: int, end: int) -> Int64A
     return np.where(grid_w > 0, steps, offset) + base
 
 
-def _run_numbers(run: RopeRun) -> tuple[int, ...]:
+def rope_numbers(run: RopeRun) -> tuple[int, ...]:
     """Length, base (3), grid rows, grid columns, step; the grid's sides are 0 for text."""
     sides = (run.grid.h, run.grid.w) if run.grid is not None else (0, 0)
     return (run.length, *run.base, *sides, run.step_t)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from triptych.pb import common_pb2 as triptych_dot_pb_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19triptych/pb/prefill.proto\x12\x08triptych\x1a\x18triptych/pb/common.proto\"\x81\x02\n\x0cPrefillStart\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12 \n\x06layout\x18\x02 \x01(\x0b\x32\x10.triptych.Layout\x12$\n\x08sampling\x18\x03 \x01(\x0b\x32\x12.triptych.Sampling\x12\x10\n\x08\x62ranches\x18\x04 \x01(\r\x12\x16\n\x0e\x64\x65\x63ode_follows\x18\x05 \x01(\x08\x12\x10\n\x08lease_ms\x18\x06 \x01(\r\x12\x11\n\tgenerated\x18\x07 \x01(\x0c\x12\x0e\n\x06\x63hoice\x18\x08 \x01(\r\x12\x12\n\ncache_salt\x18\t \x01(\x0c\x12\x10\n\x08kv_begin\x18\n \x01(\r\"B\n\x07ItemRef\x12\x12\n\nitem_index\x18\x01 \x01(\r\x12#\n\x03ref\x18\x02 \x01(\x0b\x32\x16.triptych.EmbeddingRef\"Y\n\x0ePrefillRequest\x12%\n\x05start\x18\x01 \x01(\x0b\x32\x16.triptych.PrefillStart\x12 \n\x05items\x18\x02 \x03(\x0b\x32\x11.triptych.ItemRef\">\n\x08\x41\x63\x63\x65pted\x12\r\n\x05items\x18\x01 \x03(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x0c\n\x04more\x18\x03 \x01(\x08\"\x80\x01\n\x0b\x46irstTokens\x12\x1f\n\x06tokens\x18\x01 \x03(\x0b\x32\x0f.triptych.Token\x12\"\n\x05times\x18\x02 \x03(\x0b\x32\x13.triptych.StageTime\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x15\n\rsince_arrival\x18\x04 \x01(\x01\"w\n\x0cPrefillReply\x12$\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x12.triptych.Accepted\x12\x1b\n\x02kv\x18\x02 \x03(\x0b\x32\x0f.triptych.KVRef\x12$\n\x05\x66irst\x18\x03 \x01(\x0b\x32\x15.triptych.FirstTokens2J\n\x07Prefill\x12?\n\x07Prefill\x12\x18.triptych.PrefillRequest\x1a\x16.triptych.PrefillReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19triptych/pb/prefill.proto\x12\x08triptych\x1a\x18triptych/pb/common.proto\"\x81\x02\n\x0cPrefillStart\x12$\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x12.triptych.Envelope\x12 \n\x06layout\x18\x02 \x01(\x0b\x32\x10.triptych.Layout\x12$\n\x08sampling\x18\x03 \x01(\x0b\x32\x12.triptych.Sampling\x12\x10\n\x08\x62ranches\x18\x04 \x01(\r\x12\x16\n\x0e\x64\x65\x63ode_follows\x18\x05 \x01(\x08\x12\x10\n\x08lease_ms\x18\x06 \x01(\r\x12\x11\n\tgenerated\x18\x07 \x01(\x0c\x12\x0e\n\x06\x63hoice\x18\x08 \x01(\r\x12\x12\n\ncache_salt\x18\t \x01(\x0c\x12\x10\n\x08kv_begin\x18\n \x01(\r\"B\n\x07ItemRef\x12\x12\n\nitem_index\x18\x01 \x01(\r\x12#\n\x03ref\x18\x02 \x01(\x0b\x32\x16.triptych.EmbeddingRef\"Y\n\x0ePrefillRequest\x12%\n\x05start\x18\x01 \x01(\x0b\x32\x16.triptych.PrefillStart\x12 \n\x05items\x18\x02 \x03(\x0b\x32\x11.triptych.ItemRef\"L\n\x08\x41\x63\x63\x65pted\x12\r\n\x05items\x18\x01 \x03(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x0c\n\x04more\x18\x03 \x01(\x08\x12\x0c\n\x04held\x18\x04 \x03(\r\"\x80\x01\n\x0b\x46irstTokens\x12\x1f\n\x06tokens\x18\x01 \x03(\x0b\x32\x0f.triptych.Token\x12\"\n\x05times\x18\x02 \x03(\x0b\x32\x13.triptych.StageTime\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x15\n\rsince_arrival\x18\x04 \x01(\x01\"w\n\x0cPrefillReply\x12$\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x12.triptych.Accepted\x12\x1b\n\x02kv\x18\x02 \x03(\x0b\x32\x0f.triptych.KVRef\x12$\n\x05\x66irst\x18\x03 \x01(\x0b\x32\x15.triptych.FirstTokens2J\n\x07Prefill\x12?\n\x07Prefill\x12\x18.triptych.PrefillRequest\x1a\x16.triptych.PrefillReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,11 +39,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLREQUEST']._serialized_start=393
   _globals['_PREFILLREQUEST']._serialized_end=482
   _globals['_ACCEPTED']._serialized_start=484
-  _globals['_ACCEPTED']._serialized_end=546
-  _globals['_FIRSTTOKENS']._serialized_start=549
-  _globals['_FIRSTTOKENS']._serialized_end=677
-  _globals['_PREFILLREPLY']._serialized_start=679
-  _globals['_PREFILLREPLY']._serialized_end=798
-  _globals['_PREFILL']._serialized_start=800
-  _globals['_PREFILL']._serialized_end=874
+  _globals['_ACCEPTED']._serialized_end=560
+  _globals['_FIRSTTOKENS']._serialized_start=563
+  _globals['_FIRSTTOKENS']._serialized_end=691
+  _globals['_PREFILLREPLY']._serialized_start=693
+  _globals['_PREFILLREPLY']._serialized_end=812
+  _globals['_PREFILL']._serialized_start=814
+  _globals['_PREFILL']._serialized_end=888
 # @@protoc_insertion_point(module_scope)

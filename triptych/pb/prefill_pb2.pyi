@@ -48,14 +48,16 @@ class PrefillRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., items: _Optional[_Iterable[_Union[ItemRef, _Mapping]]] = ...) -> None: ...
 
 class Accepted(_message.Message):
-    __slots__ = ("items", "cached_tokens", "more")
+    __slots__ = ("items", "cached_tokens", "more", "held")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedScalarFieldContainer[int]
     cached_tokens: int
     more: bool
-    def __init__(self, items: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[int] = ..., more: bool = ...) -> None: ...
+    held: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, items: _Optional[_Iterable[int]] = ..., cached_tokens: _Optional[int] = ..., more: bool = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FirstTokens(_message.Message):
     __slots__ = ("tokens", "times", "cached_tokens", "since_arrival")

@@ -94,6 +94,20 @@ async def test_only_what_the_cache_does_not_cover_is_encoded_and_sent(card: Mode
         assert (encoder.log, encoder.memfd_reads, prefill.refs) == (["encode 1,2"], 2, 2)
 
 
+async def test_items_whose_rows_the_prefill_worker_has_are_asked_of_no_encoder_and_count_as_cached(
+    card: ModelCard,
+) -> None:
+    (worker,) = tiers(card, "epd")
+    worker.window_items, worker.held = 2, frozenset({0, 2, 3})
+    async with serving(card, [worker]) as served:
+        assert await served.ids([*PICTURES, TEXT], max_tokens=4) == expected(4)
+        assert stages(worker, "encode") == ["encode 1", "encode 4"]
+        assert worker.refs == 2
+        metrics = (await served.client.get("/metrics")).text
+        assert 'triptych:encoder_requests_total{modality="image",status="cached"} 3.0' in metrics
+        assert 'triptych:encoder_requests_total{modality="image",status="encoded"} 2.0' in metrics
+
+
 @pytest.mark.parametrize("dies", ["while it encodes the second window", "between two windows"])
 async def test_an_encoder_that_dies_costs_only_the_windows_that_are_left(card: ModelCard, dies: str) -> None:
     first, second, prefill, decode = tiers(card, "e", "e", "p", "d")
@@ -182,6 +196,8 @@ WRONG: dict[str, list[Accepted]] = {
     "an item twice": [Accepted(items=[0, 0])],
     "an item again": [Accepted(items=[0], more=True), Accepted(items=[0, 1])],
     "a window behind the last": [Accepted(items=[0]), Accepted(items=[1])],
+    "an item to be encoded that is held": [Accepted(items=[0], held=[0])],
+    "a held item that is not there": [Accepted(held=[2])],
     "no last window": [Accepted(items=[], more=True)],
 }
 
