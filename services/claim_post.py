@@ -20,6 +20,7 @@ SendRenewal = Callable[[Endpoint, Sequence[ClaimId], float, float], Sequence[Cla
 
 _TRIES = 3
 _LONGEST_TIMEOUT_SECONDS = 5.0
+_SHORTEST_LEASE_SECONDS = 0.1  # that is renewed; of a shorter one so much is asked for
 _IDLE_SECONDS = 60.0  # behind the last message, until an owner's thread ends
 
 
@@ -55,7 +56,7 @@ class ClaimPost:
         with self._lock:
             line = self._line(owner)
             if line is not None:
-                line.keep(claim, lease_seconds)
+                line.keep(claim, max(lease_seconds, _SHORTEST_LEASE_SECONDS))
 
     def keeps(self, owner: Endpoint, claim: ClaimId) -> bool:
         """Whether the claim is kept alive, so that somebody here will give it back."""

@@ -84,6 +84,11 @@ class Peers:
             self._staging[endpoint] = next((arena for arena in arenas if arena.kind == "staging"), None)
         return arenas
 
+    def known(self) -> Sequence[Endpoint]:
+        """Those that were connected, until they are forgotten."""
+        with self._lock:
+            return [*self._formats]
+
     def kv_format(self, owner: Endpoint) -> KVFormat | None:
         """How a peer that was connected keeps KV, if it keeps any."""
         with self._lock:

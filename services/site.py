@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from triptych.config import MIB, Settings
+from triptych.engine.device_errors import is_device_lost
 from triptych.engine.loop import LanguageEngine
 from triptych.errors import ConfigError, InvalidRecord, TransferFailed, WorkerLost
 from triptych.grammar.compiler import compiler_of
@@ -178,7 +179,9 @@ class Language:
             *(site.faults, site.figures, site.nixl, self.peers.release, self.peers.prepare),
         )
         interval = site.settings.transfer.lease_seconds
-        self._watch = NeighbourWatch(self.reader.known, self.peers.is_there, self._forget, interval)
+        # Also those whose memory a failed pull has closed: calls to them are kept.
+        known = lambda: [*{*self.reader.known(), *self.peers.known()}]  # noqa: E731
+        self._watch = NeighbourWatch(known, self.peers.is_there, self._forget, interval)
 
     def read_rows(self, ref: EmbeddingRef, into: torch.Tensor, is_wanted: IsWanted = always) -> None:
         """Pull an item's rows. After an error nothing writes into `into` any more. Blocks; errors as the reader's.
@@ -216,6 +219,8 @@ class Language:
         try:
             yield
         except Exception as error:
+            if is_device_lost(error):
+                die(error)
             if isinstance(error, WorkerLost | TransferFailed):
                 self._figures.failed()
                 self.reader.forget(owner)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from triptych import wire
+from triptych.engine.device_errors import is_device_lost
 from triptych.errors import TransferFailed, TriptychError
 from triptych.multimodal.memfd import MemfdDescriptor, host_id, read_memfd
 from triptych.pb import common_pb2
@@ -19,7 +20,7 @@ from triptych.services.faulty import passing
 from triptych.services.guard import deadline_of, unary, work_key
 from triptych.services.pairs import copies_to_pb, paths_to_pb
 from triptych.services.peers import arena_to_pb, kv_format_from_pb, kv_format_to_pb
-from triptych.services.site import STAGING_ARENA, RoleWorker, Site, merge_gauges
+from triptych.services.site import STAGING_ARENA, RoleWorker, Site, die, merge_gauges
 from triptych.transfer.kv_format import KVFormat, repack_refusal
 
 
@@ -64,7 +65,12 @@ class WorkerService(GeneratedServicer):
         staging, deadline = self._site.staging, deadline_of(request.envelope)
         if staging is None:
             raise TransferFailed("this worker hands nothing over a network")
-        packed = await asyncio.wrap_future(staging.submit(claim, request.pack, deadline))
+        try:
+            packed = await asyncio.wrap_future(staging.submit(claim, request.pack, deadline))
+        except Exception as error:
+            if is_device_lost(error):
+                die(error)
+            raise
         if packed is None:
             return pb.PrepareReply()
         return pb.PrepareReply(packed=True, arena=STAGING_ARENA, offset=packed.offset, generation=packed.generation)

@@ -1,5 +1,7 @@
 """What travels between processes: nouns that come back equal, refs instead of rows, and no pixel in a layout."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -38,6 +40,14 @@ def embedding_ref(rows: int, levels: int = 1) -> EmbeddingRef:
         event=7,
         checksum=bytes(16),
     )
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan])
+def test_a_ref_whose_lease_is_no_time_is_refused(seconds: float) -> None:
+    with pytest.raises(InvalidRecord, match="lease"):
+        replace(embedding_ref(4), lease_seconds=seconds)
+    with pytest.raises(InvalidRecord, match="lease"):
+        KVRef(new_claim_id(), OWNER, (BlockRef(1, 1),), 0, 16, (Shard(0, 2, 0),), "bfloat16", b"", seconds)
 
 
 @pytest.mark.parametrize("seed", range(100))

@@ -9,6 +9,7 @@ The values here are frozen and check themselves; the same words name them in pro
 """
 
 import enum
+import math
 import secrets
 from dataclasses import dataclass
 from typing import NamedTuple, NewType
@@ -241,6 +242,7 @@ class EmbeddingRef:
         _require_digest("item digest", self.item_digest)
         if min(self.rows, self.width, self.levels) <= 0 or not self.shards:
             raise InvalidRecord(f"embedding ref of {self.levels}x{self.rows}x{self.width} in {len(self.shards)} shards")
+        _require_lease(self.lease_seconds)
         require_dtype(self.dtype)
         _require_distinct(self.shards)
 
@@ -272,6 +274,7 @@ class KVRef:
     def __post_init__(self) -> None:
         if self.tokens_end <= self.tokens_begin or not self.blocks or not self.shards:
             raise InvalidRecord(f"KV ref: {len(self.blocks)} blocks, tokens [{self.tokens_begin}, {self.tokens_end})")
+        _require_lease(self.lease_seconds)
         require_dtype(self.dtype)
         _require_distinct(self.shards)
 
@@ -291,6 +294,11 @@ class Token:
 def _require_distinct(shards: tuple[Shard, ...]) -> None:
     if len(set(shards)) != len(shards):
         raise InvalidRecord(f"a ref in {len(shards)} shards names one of them twice")
+
+
+def _require_lease(seconds: float) -> None:
+    if not 0 < seconds < math.inf:
+        raise InvalidRecord(f"a ref's lease is {seconds} s, expected a finite time above 0")
 
 
 def _require_digest(what: str, digest: bytes) -> None:

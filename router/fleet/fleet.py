@@ -170,8 +170,10 @@ class Fleet:
         )
         return [self._rows[row] for row in rows]
 
-    async def prefill_for(self, avoid: Collection[WorkerLink] = ()) -> WorkerLink:
-        """The worker for a prompt. Raises NoWorker."""
+    async def prefill_for(self, avoid: Collection[WorkerLink] = (), decodes: WorkerLink | None = None) -> WorkerLink:
+        """The worker for a prompt: the one that decodes behind it, where that takes prompts, too. Raises NoWorker."""
+        if decodes is not None and decodes.takes(Role.PREFILL):
+            return decodes
         await self.wait_ready(Role.PREFILL)
         return self._rows[place_prompt(self.snapshot.roles[Role.PREFILL], self._rows_of(avoid))]
 

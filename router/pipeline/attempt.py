@@ -3,7 +3,8 @@
 Blocks at the decode worker first, then blocks and landing rows at the prefill worker, then encoders, for one window of
 items after the other: whoever holds something later in this order never waits for something earlier (a prompt that
 waits for its next window needs nothing more to fuse what it has), so requests cannot deadlock one another, and an
-encoder's arena only fills with rows that have a place to go.
+encoder's arena only fills with rows that have a place to go. Workers that do both, prefill and decode, keep the order
+because a request gets both from one of them.
 """
 
 import asyncio
@@ -65,9 +66,10 @@ class Attempt:
         if self._request.stage is not Stage.RESERVING:
             self._request.move(Stage.RESERVING)
         watchers = await self._reserve(group) if self._decode_follows else []
+        decodes = self._decode.link if self._decode is not None else None
         with self._request.timeline.measure("place"):
-            link = await self._blaming(Role.PREFILL, self._tools.fleet.prefill_for(self._avoid))
-        self._note_placed(Role.PREFILL, link, "least_queued")
+            link = await self._blaming(Role.PREFILL, self._tools.fleet.prefill_for(self._avoid, decodes))
+        self._note_placed(Role.PREFILL, link, "decodes_too" if link is decodes else "least_queued")
         self._prefill = prefill = PrefillStage(self._tools, link)
         if self._request.prepared.layout.items:
             group.create_task(self._blaming(Role.ENCODE, self._encode(prefill)))

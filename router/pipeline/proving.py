@@ -61,7 +61,7 @@ class Course:
     async def encoders_for(self, encoder_tokens: Sequence[int], avoid: Collection[WorkerLink] = ()) -> list[WorkerLink]:
         return [self.links[Role.ENCODE]] * len(encoder_tokens)
 
-    async def prefill_for(self, avoid: Collection[WorkerLink] = ()) -> WorkerLink:
+    async def prefill_for(self, avoid: Collection[WorkerLink] = (), decodes: WorkerLink | None = None) -> WorkerLink:
         return self.links[Role.PREFILL]
 
     async def decode_for(self, avoid: Collection[WorkerLink] = ()) -> WorkerLink:

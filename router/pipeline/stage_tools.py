@@ -23,7 +23,12 @@ class Placing(Protocol):
         self, encoder_tokens: Sequence[int], avoid: Collection[WorkerLink] = ()
     ) -> list[WorkerLink]: ...
 
-    async def prefill_for(self, avoid: Collection[WorkerLink] = ()) -> WorkerLink: ...
+    async def prefill_for(self, avoid: Collection[WorkerLink] = (), decodes: WorkerLink | None = None) -> WorkerLink:
+        """decodes: has blocks for the request; where it takes prompts, too, nobody else may have this one.
+
+        Else two workers that do both might each wait for room that the other's reservations take up.
+        """
+        ...
 
     async def decode_for(self, avoid: Collection[WorkerLink] = ()) -> WorkerLink: ...
 

@@ -37,6 +37,11 @@ class RouterStream:
                 self._open_branches[key] = branches
             return not self._closed
 
+    def serves(self, key: RequestId) -> bool:
+        """Whether a branch of the request has not had its last token."""
+        with self._lock:
+            return key in self._open_branches
+
     def finish(self, key: RequestId, branches: int) -> None:
         """That many branches of the request have had their last token."""
         with self._lock:

@@ -103,6 +103,8 @@ class DecodeWorker(RoleWorker):
         """Blocks to begin with, all or nothing; `on_done` gets what they are or why not. May be repeated."""
         with self._lock:
             stream = self._streams.get(router_id)
+            if stream is not None and key not in self._handovers and stream.serves(key):
+                raise InvalidRecord("this attempt is being decoded: its reservation has been used")
             if stream is None or not stream.add(key, branches):
                 raise InvalidRecord(f"router {router_id} must Attach before it reserves")
             handover = self._handovers.setdefault(key, Handover(key, stream, Takeover(prompt_tokens)))

@@ -17,6 +17,7 @@ from triptych.services.encoder.decode_wire import Allowance
 log = logging.getLogger(__name__)
 
 _START_SECONDS = 30.0
+_LEAST_READY_SECONDS = 0.1  # for one that was got at the very end
 _STARTS = 3  # that may fail for one image
 _AGAIN_SECONDS = 1.0  # between attempts where the system has no room for another process
 _CHANCES = 2  # processes that an image may cost: the first may have died of something else
@@ -127,11 +128,14 @@ class DecodePool:
         for _ in range(_STARTS):
             process = self._next(deadline)
             try:
-                process.await_ready(max(deadline - time.monotonic(), 0.0))
+                process.await_ready(max(deadline - time.monotonic(), _LEAST_READY_SECONDS))
                 return process
             except ProcessLost as lost:
                 self._replace(process)
                 why = str(lost)
+            except BaseException:
+                self._replace(process)
+                raise
         raise InternalError(f"processes to decode in do not start: one {why}")
 
     def _next(self, deadline: float) -> DecodeProcess:

@@ -126,7 +126,7 @@ class DecodeProcess:
         self._channel.settimeout(seconds)
         try:
             data = self._channel.recv(MAX_ANSWER_BYTES)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):  # the latter where there was no time at all
             raise ProcessLost(f"took more than {seconds:g} s to decode") from None
         except ConnectionError as error:
             raise self._lost(str(error)) from error

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import EMBEDDED
-from triptych.cluster.detached import differences, same_first_model
+from triptych.cluster.agreement import differences, same_first_model
 from triptych.cluster.reconcile import State
 from triptych.cluster.reload_command import is_done, lines, require_wanted, wanted, whole
 from triptych.cluster.reloading import is_to_come, named, read_model

@@ -3,6 +3,8 @@
 import threading
 import time
 
+import pytest
+
 from triptych.cluster import supervisor as supervisor_module
 from triptych.cluster.actors import WorkerAddress
 from triptych.cluster.crew import Crew
@@ -13,6 +15,7 @@ from triptych.cluster.sets import Phase
 from triptych.cluster.supervisor import Supervisor
 from triptych.cluster.view import SetView, View, WorkerView
 from triptych.config import RouterSettings, Settings
+from triptych.errors import ClusterError
 from triptych.journey import Endpoint, Role
 from triptych.router.pipeline.proving import TEST_SECONDS
 
@@ -75,6 +78,19 @@ def test_routers_are_told_of_workers_though_something_has_gone_wrong_once() -> N
         routers.stop()
         watcher.join(START_SECONDS)
     assert not watcher.is_alive()
+
+
+def test_a_start_ends_once_nobody_keeps_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "_START_SECONDS", 0.5)
+    crew, routers = Crew(SETTINGS, Hiring(SETTINGS, {}, {})), RouterProcesses(SETTINGS, lambda text: None)
+    crew._publish(is_lost=True)
+    supervisor = Supervisor(SETTINGS)
+    try:
+        for wait in (supervisor._wait_started, supervisor._wait_ready):
+            with pytest.raises(ClusterError, match="Ray has gone"):
+                wait(crew, routers)
+    finally:
+        routers.stop()
 
 
 def test_a_first_self_test_has_all_its_time() -> None:

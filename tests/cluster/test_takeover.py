@@ -1,13 +1,15 @@
 """Workers in a Ray that was joined: they outlive the server that started them, and the next one takes them over."""
 
+import contextlib
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import pytest
 from tests.journey.messages import user
 from tests.processes import toml_of
 from tests.served import shown
+from triptych.cluster.detached import _GONE_SECONDS
 from triptych.config import MIB
 
 KEY = "operator-of-this-test"
@@ -45,6 +48,24 @@ print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
 """
 
+# What a server does first, at a word; then it ends in order.
+ATTACHER = """
+import sys
+from pathlib import Path
+from triptych.cluster.detached import DetachedCrew
+from triptych.cluster.runtime import RayRuntime
+from triptych.config import load_settings
+
+settings = load_settings(Path(sys.argv[1]))
+runtime = RayRuntime(settings.serve.ray, False, 1, f"triptych-{settings.serve.cluster}")
+print("joined", flush=True)
+sys.stdin.readline()
+crew = DetachedCrew(settings)
+print("new" if crew.is_new else "taken over", flush=True)
+crew.stop()
+runtime.close()
+"""
+
 
 @dataclass(frozen=True)
 class JoinedRay:
@@ -54,8 +75,11 @@ class JoinedRay:
     owner: psutil.Process
 
     def crew(self) -> psutil.Process:
-        (found,) = [each for each in self.owner.children(recursive=True) if "ray::CrewActor" in " ".join(_words(each))]
+        (found,) = self.actors("CrewActor")
         return found
+
+    def actors(self, name: str) -> list[psutil.Process]:
+        return [each for each in self.owner.children(recursive=True) if f"ray::{name}" in " ".join(_words(each))]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +97,7 @@ def joined() -> Iterator[JoinedRay]:
 class Server:
     """`triptych serve`, in a process of its own; `url` once it is ready."""
 
-    def __init__(self, ray_address: str, config: Path, **environment: str) -> None:
+    def __init__(self, ray_address: str, config: Path, *, waits: bool = True, **environment: str) -> None:
         command = [sys.executable, "-m", "triptych.cli", "serve", "--config", str(config)]
         told = {"TRIPTYCH_SERVE_RAY": ray_address, **ENVIRONMENT, **environment}
         self.log: list[str] = []
@@ -82,12 +106,22 @@ class Server:
         )
         assert self.process.stderr is not None
         threading.Thread(target=self.log.extend, args=(self.process.stderr,), daemon=True).start()
+        self.url = ""
+        if waits:
+            self.wait()
+
+    def wait(self) -> None:
+        """Until it is ready, or has failed."""
         watchdog = threading.Timer(START_SECONDS, self.process.kill)
         watchdog.start()
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         watchdog.cancel()
         self.url = line.split()[4].removesuffix("/v1") if line.startswith("Triptych is ready on") else ""
+
+    def wait_for(self, words: str) -> None:
+        """Until it has said so."""
+        _until(lambda: any(words in line for line in self.log))
 
     def ask(self) -> str:
         body = {"model": "m", "messages": [user(shown(), "What is it?")], "temperature": 0, "max_tokens": 8}
@@ -117,6 +151,19 @@ class Server:
     def end(self, number: int) -> None:
         self.process.send_signal(number)
         self.process.wait(END_SECONDS)
+
+
+def _until(holds: Callable[[], bool], seconds: float = START_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as client:
+        return client.connect_ex((host, int(port))) == 0
 
 
 def _words(process: psutil.Process) -> list[str]:
@@ -174,3 +221,65 @@ def test_workers_outlive_their_server_and_end_with_the_last_one_that_ends_in_ord
     third.end(signal.SIGTERM)
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in kept.values() if psutil.pid_exists(pid)], END_SECONDS)
     assert not alive
+
+
+@pytest.mark.slow
+def test_a_server_that_waits_for_its_port_is_attached_all_the_time(joined: JoinedRay, tmp_path: Path) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(toml_of(SETTINGS))
+    first = Server(joined.address, config)
+    assert first.url, first.log
+    pids = first.pids()
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        second = Server(joined.address, config, waits=False, TRIPTYCH_ROUTER_PORT=str(port))
+        second.wait_for("is taken over as it is")
+        time.sleep(_GONE_SECONDS + 0.5)
+        first.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            first.process.wait(3.0)  # the second one gives up a moment later
+    second.wait()
+    assert second.url, second.log
+    assert second.pids() == pids
+    assert second.ask()
+    second.end(signal.SIGTERM)
+
+
+@pytest.mark.slow
+def test_whoever_comes_while_a_cluster_is_ended_begins_the_next_one(joined: JoinedRay, tmp_path: Path) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(toml_of(SETTINGS))
+    first = Server(joined.address, config)
+    assert first.url, first.log
+    workers = {worker["worker_id"]: worker for worker in first.get("/v1/cluster")["workers"]}
+    environment = os.environ | ENVIRONMENT | {"TRIPTYCH_SERVE_RAY": joined.address}
+    command = [sys.executable, "-c", ATTACHER, str(config)]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as attacher:
+        assert attacher.stdin is not None
+        assert attacher.stdout is not None
+        assert attacher.stdout.readline() == "joined\n"
+        os.kill(workers["pd-0"]["pid"], signal.SIGSTOP)  # one that does not hear that it is to stop takes a while
+        first.process.send_signal(signal.SIGTERM)
+        _until(lambda: not _listens(workers["encode-0"]["address"]))
+        attacher.stdin.write("now\n")
+        attacher.stdin.flush()
+        assert attacher.stdout.readline() == "new\n"
+    first.process.wait(END_SECONDS)
+    _until(lambda: not joined.actors("CrewActor"), END_SECONDS)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_interrupted_while_it_begins_a_cluster_leaves_nothing(
+    joined: JoinedRay, tmp_path: Path
+) -> None:
+    config = tmp_path / "settings.toml"
+    config.write_text(toml_of(SETTINGS))
+    server = Server(joined.address, config, waits=False)
+    server.wait_for("joined, it was running already")
+    time.sleep(0.2)  # it asks for the actor, which takes seconds to start
+    server.end(signal.SIGINT)
+    time.sleep(2.0)
+    _until(lambda: not joined.actors("CrewActor"), END_SECONDS)
+    assert not joined.actors("WorkerActor")

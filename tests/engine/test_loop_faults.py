@@ -252,6 +252,24 @@ def test_a_lost_device_ends_everything(model: LanguageModel, text: Asked, caplog
     pair.wait_idle()
 
 
+def test_a_device_that_is_found_lost_ahead_of_a_step_ends_everything_too(
+    model: LanguageModel, text: Asked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost: list[BaseException] = []
+    pair = Pair(model, split=False, settings=SETTINGS)
+    pair.prefill = pair.decode = LanguageEngine(model, pair.prefill_slab, SETTINGS, on_fatal=lost.append)
+
+    def lose(units: object, generations: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(pair.prefill_slab, "stamp", lose)
+    pair.prefill.start()
+    with caplog.at_level(logging.CRITICAL + 1), pytest.raises(WorkerLost, match="the device is lost"):
+        pair.start_prefill(new_request_id(), text).result()
+    assert "illegal memory access" in str(lost[0])
+    pair.prefill.stop()
+
+
 def test_an_idle_engine_sleeps(model: LanguageModel, text: Asked) -> None:
     with running(model) as pair:
         pair.answer(text)

@@ -208,6 +208,19 @@ def test_a_reservation_that_began_with_what_a_failed_step_has_read_knows_it() ->
     assert books.baseless() == [second.request_id]
 
 
+def test_a_reservation_knows_it_too_of_blocks_that_its_prompt_has_found_since() -> None:
+    books = scheduler()
+    held, other = ask(0, [text(18)]), cached(2, [text(26)])
+    grant(books, held)
+    warm(books, 1, [text(18)])
+    admit(books, cached(0, [text(18)]), other)
+    books.check()
+    assert held.num_cached_blocks == 4
+    books.drop_prefill(other.request_id, spoiled=True)
+    books.check()
+    assert books.baseless() == [held.request_id]
+
+
 def test_a_prompt_is_not_computed_over_shared_blocks_that_it_does_not_find() -> None:
     books = scheduler()
     first, second = ask(0, [text(18)]), ask(1, [text(18)])

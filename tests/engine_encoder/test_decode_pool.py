@@ -1,5 +1,6 @@
 """Images decoded in processes: the same pixels, and nobody pays for a stranger's file but the stranger."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -20,7 +21,7 @@ from PIL import AvifImagePlugin, Image
 from tests.engine_encoder.faulty_decode import MARK
 from tests.engine_encoder.rig import item_of, picture, running
 from triptych.config import EncoderSettings
-from triptych.errors import Cancelled, ConfigError, InternalError, InvalidMedia
+from triptych.errors import Cancelled, ConfigError, InternalError, InvalidMedia, Overloaded
 from triptych.models.base import VisionTower
 from triptych.models.card import ModelCard
 from triptych.multimodal.canonical import UInt8Array, to_rgb
@@ -250,6 +251,21 @@ def test_processes_that_do_not_start_are_said_at_start() -> None:
     with pytest.raises(ConfigError, match=r"decode_isolation.*do not start"):
         pool.await_started()
     pool.close()
+
+
+def test_a_process_that_is_got_at_the_last_moment_is_not_lost_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = DecodePool(1, LIMITS, FAULTY)
+    deadline = time.monotonic() + 30
+    while not made.pids():
+        assert time.monotonic() < deadline
+    monkeypatch.setattr("triptych.services.encoder.decode_pool._START_SECONDS", 0.0)
+    data = picture(3)
+    with contextlib.suppress(InternalError, Overloaded):  # it had not started yet
+        decoded(made, data)
+    monkeypatch.undo()
+    assert decoded(made, data).size
+    assert len(made.pids()) == 1
+    made.close()
 
 
 def test_the_setting_chooses() -> None:

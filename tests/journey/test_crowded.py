@@ -17,6 +17,8 @@ KV_BLOCKS = 40  # prompts of about 40 tokens and their answers come to nine bloc
 # Without host memory whoever makes room is ended, and the router goes on with it; with it, it is brought back.
 ENDED = Variation("e+p+d", kv_blocks=KV_BLOCKS, margin_tokens=1, swap_blocks=0)
 SWAPPED = Variation("epd", kv_blocks=KV_BLOCKS, margin_tokens=1, swap_blocks=1000)
+PAIR = Variation("e+pd", prefills=2, kv_blocks=KV_BLOCKS)
+LARGE_TOKENS = KV_BLOCKS * 16 * 6 // 10
 
 
 @pytest.mark.parametrize("cluster", [ENDED, SWAPPED], indirect=True, ids=str)
@@ -42,3 +44,12 @@ def test_three_times_what_fits_gets_the_tokens_of_generate(
     for name in ("kv", "swap"):
         free, whole = {"kv": ("kv_free_blocks", "kv_blocks"), "swap": ("swap_free_bytes", "swap_bytes")}[name]
         assert cluster.gauge(free, Role.DECODE) == cluster.gauge(whole, Role.DECODE)
+
+
+@pytest.mark.parametrize("cluster", [PAIR], indirect=True, ids=str)
+def test_prompts_of_more_than_half_of_a_worker_never_wait_for_one_another(cluster: Running) -> None:
+    sizes = [LARGE_TOKENS if number % 3 else LARGE_TOKENS // 4 for number in range(AT_ONCE)]
+    asked = [{"role": "user", "content": f"{number:02}" + "x" * size} for number, size in enumerate(sizes)]
+    replies: list[list[Answer]] = cluster.together([partial(cluster.answers, [message], 8) for message in asked])
+    assert max(reply.prompt_tokens for (reply,) in replies) >= LARGE_TOKENS
+    cluster.seconds_until_idle(5.0)

@@ -71,6 +71,14 @@ def test_a_pull_that_queues_for_five_leases_does_not_lose_its_claim() -> None:
     owners.post.close(SECONDS)
 
 
+def test_a_lease_of_next_to_nothing_is_renewed_no_more_often_than_one_of_a_tenth_of_a_second() -> None:
+    owners = _Owners()
+    owners.post.keep(NEAR, new_claim_id(), 1e-4)
+    time.sleep(0.5)
+    assert 1 <= len(owners.renewed[NEAR]) <= 20
+    owners.post.close(SECONDS)
+
+
 def test_claims_of_one_owner_go_in_one_message() -> None:
     owners, claims = _Owners(), [new_claim_id() for _ in range(5)]
     for claim in claims:

@@ -11,7 +11,7 @@ from tests.engine.sinks import Outcome
 from triptych.cluster.roles import BUILDERS
 from triptych.config import MIB, LanguageSettings, ServeSettings, Settings
 from triptych.engine.jobs import Reserved
-from triptych.errors import Overloaded, TriptychError
+from triptych.errors import InvalidRecord, Overloaded, TriptychError
 from triptych.journey import RequestId, Role, new_request_id
 from triptych.services.decode.streams import RouterStream
 from triptych.services.decode.worker import DecodeWorker
@@ -83,6 +83,20 @@ def test_one_that_is_granted_in_time_is_held_until_its_deadline(decode: DecodeWo
     while not decode.idle():
         assert time.monotonic() < deadline, "nobody came, and the blocks are still held"
         time.sleep(0.01)
+
+
+def test_one_that_comes_again_while_it_is_decoded_is_refused_and_ends_nothing(decode: DecodeWorker) -> None:
+    loop = asyncio.new_event_loop()
+    stream, key = RouterStream(loop), new_request_id()
+    decode.attach("router", stream)
+    stream.add(key, 2)  # as the reservation did that is decoded now
+    with pytest.raises(InvalidRecord, match="being decoded"):
+        reserve(decode, key, SECONDS, lambda _: None)
+    stream.finish(key, 1)
+    assert stream.serves(key), "a branch is still to come"
+    assert decode.gauges()["kv_free_blocks"] == decode.gauges()["kv_blocks"]
+    stream.discard(key)
+    loop.close()
 
 
 def test_one_that_waits_for_room_is_told_of_it_at_its_time_and_others_keep_what_they_have(decode: DecodeWorker) -> None:

@@ -123,6 +123,27 @@ def test_who_waits_until_its_deadline_leaves_and_nothing_was_read_for_it() -> No
     assert rig.read == [[0], [2]]
 
 
+def test_who_was_read_for_at_its_deadline_holds_its_destination_as_long_as_the_leaders_copy_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, seconds in (("_GRACE_SECONDS", 0.05), ("_LEAST_SECONDS", 0.0)):
+        monkeypatch.setattr(f"triptych.transfer.nixl_company.{name}", seconds)
+    rig, over = Rig(), False
+    turn = rig.company.enter(rig.pull(0), time.monotonic() + 0.2, 1)
+    other = rig.start(1, 0.3)
+    with rig.company.leading(turn):
+        leader = rig.threads.submit(rig.company.read, turn, rig.room, 100, rig._read)
+        with pytest.raises(CopyAbandoned, match="beside it") as met:
+            other.result(10)
+        rig.failure = CopyAbandoned("copying is overdue", lambda: over)
+        rig.may_go_on.set()
+        with pytest.raises(CopyAbandoned):
+            leader.result(10)
+    assert not met.value.ended()
+    over = True
+    assert met.value.ended()
+
+
 def test_who_is_being_read_for_at_its_deadline_holds_its_destination(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("_GRACE_SECONDS", 0.05), ("_LEAST_SECONDS", 0.0)):
         monkeypatch.setattr(f"triptych.transfer.nixl_company.{name}", seconds)

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -20,6 +20,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from triptych.cluster.agreement import differences, same_first_model
 from triptych.cluster.crew import Crew
 from triptych.cluster.groups import first_counts
 from triptych.cluster.hiring import Hiring
@@ -40,11 +41,6 @@ _AGAIN_SECONDS = 0.5
 _STOP_SECONDS = 30.0
 _LOST_SECONDS = 30.0  # without a word: Ray may be starting the actor again
 _GONE_SECONDS = 10.0  # a server that has not asked for so long is not attached any more
-
-# A server's own affairs, and what the running cluster has its own value of.
-_MAY_DIFFER = frozenset({"serve.cluster_secret", "serve.routers", "serve.ray", "serve.served_name"}) | frozenset(
-    {"serve.encoders", "serve.prefills", "serve.decodes"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +63,13 @@ class CrewActor:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._lock = threading.Lock()  # of who is attached, and whether this is ending
         self._seen_at: dict[str, float] = {}  # servers that are attached
+        self._is_ending = False
         # A first crew may find what another left that was ended by force; one that Ray has started again goes on.
-        self._was_attached = ray.get_runtime_context().was_current_actor_reconstructed
-        known = _recall(settings.serve.cluster) if self._was_attached else None
+        is_again = ray.get_runtime_context().was_current_actor_reconstructed
+        self._first_server = "one of before" if is_again else ""
+        known = _recall(settings.serve.cluster) if is_again else None
         first = first_counts(settings.serve)
         # As it was for the first workers: nodes may have come or gone.
         gpus = known["gpus"] if known else gpus_of(settings.serve, ray.cluster_resources().get("GPU", 0.0), first)
@@ -87,11 +86,18 @@ class CrewActor:
         self._crew.start()
 
     def attach(self, server: str, settings: Settings) -> Attached:
+        """The same, however often a server asks."""
         serving = self._crew.keeper.sets.serving
         different = differences(*same_first_model(self._settings, settings, serving.model))
-        is_new, self._was_attached = not self._was_attached, True
+        with self._lock:
+            is_ending = self._is_ending
+            if not (is_ending or different):
+                self._seen_at[server] = time.monotonic()
+            self._first_server = self._first_server or server
+        if is_ending:
+            threading.Event().wait(_STOP_SECONDS)  # until this actor is gone: then whoever asks begins the next one
+        is_new = server == self._first_server
         if not different:
-            self._seen_at[server] = time.monotonic()
             self._crew.keeper.expect(server)
         news = self._crew.view().news
         last_news = news[-1][0] if news else -1
@@ -122,36 +128,18 @@ class CrewActor:
 
     def leave(self, server: str, may_end: bool) -> None:
         """Ends the workers and this actor, where that was the last server and they may be ended."""
-        self._seen_at.pop(server, None)
         self._crew.keeper.forget(server)
-        seen = list(self._seen_at.values())  # other calls may write there meanwhile
-        if not may_end or any(time.monotonic() - seen_at < _GONE_SECONDS for seen_at in seen):
-            return
-        self._crew.stop()
-        # Here and not by the server, which may be killed before: a crew that has ended must not be taken over.
-        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
-
-
-def differences(running: Settings, wanted: Settings) -> tuple[str, ...]:
-    """Settings of workers that are not the same, each as it is in the running cluster."""
-    there, here = (
-        {f"{table}.{name}": value for table, entries in asdict(each).items() for name, value in entries.items()}
-        for each in (running, wanted)
-    )
-    return tuple(
-        f"{name} is {there[name]!r} there and {here[name]!r} here"
-        for name in there
-        if name not in _MAY_DIFFER and not name.startswith("router.") and there[name] != here[name]
-    )
-
-
-def same_first_model(running: Settings, wanted: Settings, serving: str) -> tuple[Settings, Settings]:
-    """Both, to be compared: a server that names the model that the cluster began with gets that which serves now."""
-    began_with = running.serve.model
-    running = replace(running, serve=replace(running.serve, model=serving))
-    if wanted.serve.model == began_with:
-        wanted = replace(wanted, serve=replace(wanted.serve, model=serving))
-    return running, wanted
+        with self._lock:
+            self._seen_at.pop(server, None)
+            seen = list(self._seen_at.values())  # other calls may write there meanwhile
+            if not may_end or self._is_ending or any(time.monotonic() - seen_at < _GONE_SECONDS for seen_at in seen):
+                return
+            self._is_ending = True
+        try:
+            self._crew.stop()
+        finally:
+            # Here and not by the server, which may be killed before: a crew that has ended must not be taken over.
+            ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
 class DetachedCrew:
@@ -162,7 +150,11 @@ class DetachedCrew:
         self._server = secrets.token_hex(8)
         self._actor: Any = None  # while Ray is away
         self._asking = threading.Lock()  # no question is open when Ray is let go of
-        attached = self._attach(settings)
+        try:
+            attached = self._attach(settings)
+        except (KeyboardInterrupt, SystemExit):
+            self._undo(settings)
+            raise
         if attached.differences:
             raise ConfigError(
                 f"the cluster {settings.serve.cluster!r} runs with other settings: {'; '.join(attached.differences)}; "
@@ -215,6 +207,15 @@ class DetachedCrew:
                 if time.monotonic() > ends_at or isinstance(error, GetTimeoutError):
                     raise ClusterError(f"the cluster's supervisor does not answer: {reason_of(error)}") from error
                 time.sleep(_AGAIN_SECONDS)
+
+    def _undo(self, settings: Settings) -> None:
+        """This server gives up while it attaches. What that has begun would go on, with nobody to end it."""
+        try:
+            self.is_new = self._attach(settings).is_new
+        except ClusterError as error:
+            log.warning("the cluster was not ended: %s", error)
+        else:
+            self.stop(may_end=False)
 
     def view(self) -> View:
         if self._actor is None:

@@ -79,17 +79,15 @@ class Supervisor:
         self._ahead = CompilingAhead(settings, frozenset().union(*groups_of(settings.serve.topology).values()))
         if len(self._ahead):
             self._progress("compiling kernels that no cache has, beside what follows")
-        num_workers = sum(first_counts(settings.serve).values())
-        started_here = self._join_ray(num_workers)
         counts = first_counts(settings.serve)
+        started_here = self._join_ray(sum(counts.values()))
         available = ray.cluster_resources().get("GPU", 0.0)
         gpus = gpus_of(settings.serve, available, counts)
         if started_here:
             require_room(gpus, counts, available)
         if any(gpus.values()):
             self._progress(f"GPUs of each worker: {', '.join(f'{group} {share:g}' for group, share in gpus.items())}")
-        hiring = Hiring(settings, gpus, counts, loopback=started_here)
-        crew = Crew(settings, hiring)
+        crew = Crew(settings, Hiring(settings, gpus, counts, loopback=started_here))
         crew.start()
         return crew
 
@@ -115,6 +113,8 @@ class Supervisor:
             except ConfigError:
                 if time.monotonic() >= ends_at:
                     raise
+                if self._crew is not None:  # which takes a server that asks nothing for gone
+                    self._crew.view().kept()
                 time.sleep(_SHORT_SECONDS)
         self.port = self._routers.port
         roles, counts = groups_of(self._settings.serve.topology), first_counts(self._settings.serve)
@@ -183,7 +183,7 @@ class Supervisor:
         """
         began, is_new = time.monotonic(), not isinstance(crew, DetachedCrew) or crew.is_new
         while True:
-            view = crew.view()
+            view = crew.view().kept()
             self._pass_on(view)
             for name, reason in view.failures.items() if is_new else ():
                 raise ClusterError(f"{name} could not start: {reason}")
@@ -199,7 +199,7 @@ class Supervisor:
     def _wait_ready(self, crew: Crew | DetachedCrew, routers: RouterProcesses) -> None:
         """Until the routers, too, have found every worker ready. Raises ClusterError, at once for one they refuse."""
         deadline = time.monotonic() + _READY_SECONDS
-        while waiting := self._join(crew.view(), routers):
+        while waiting := self._join(crew.view().kept(), routers):
             for name, _, reason in self._faulty(routers) if not isinstance(crew, DetachedCrew) or crew.is_new else ():
                 raise ClusterError(f"no request can be sent to {name}: {reason}")
             if time.monotonic() > deadline:

@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from triptych.cluster.actors import WorkerAddress
 from triptych.cluster.groups import groups_of
 from triptych.cluster.names import FIRST_SET, group_in, set_in
 from triptych.cluster.reconcile import State
 from triptych.cluster.sets import Phase
+from triptych.errors import ClusterError
 from triptych.journey import Role
 
 
@@ -81,6 +82,12 @@ class View:
     sets: tuple[SetView, ...] = ()
     trouble: str = ""
     turn: int = 0
+
+    def kept(self) -> Self:
+        """Itself. Raises ClusterError where there is nobody any more who keeps the workers."""
+        if self.is_lost:
+            raise ClusterError("Ray has gone, or the cluster was ended, with all workers; start this server again")
+        return self
 
     @property
     def serving(self) -> int:

@@ -82,6 +82,8 @@ class DecodePlaces:
         own = reservation.blocks[known:end]
         self._ledger.exchange(_reservation_key(reservation.request_id), own, cached[known:])
         reservation.blocks = (*cached, *reservation.blocks[end:])
+        if reservation.keys is not None:  # else it takes no part in the cache, but its prompt does
+            reservation.num_cached_blocks = end
         return pool.num_free_blocks - before
 
     def doubt(self, is_known: Callable[[int], bool]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from triptych.config import LanguageSettings
 from triptych.engine.block_keys import BlockKeys, KnownKeys, computed_keys
 from triptych.engine.decode_desk import DecodeDesk, OnReserved
-from triptych.engine.device_errors import DeviceLost
+from triptych.engine.device_errors import DeviceLost, is_device_lost
 from triptych.engine.jobs import DecodeJob, DecodeSink, PrefillJob, PrefillSink
 from triptych.engine.landing import LandingMemory
 from triptych.engine.limits import limits_of
@@ -266,6 +266,9 @@ class LanguageEngine:
                 except DeviceLost as lost:
                     self._die(lost.__cause__ or lost)
                 except Exception as error:
+                    if is_device_lost(error):  # met ahead of a step: stamps, copies of blocks
+                        self._die(error)
+                        continue
                     log.exception("a turn of the language engine failed; every request ends, the engine goes on")
                     self._turns.end_all(as_triptych(error))
             try:

@@ -52,6 +52,10 @@ class Turn:
     is_waiting: bool = False
     outcome: Outcome | None = None
 
+    def has_ended(self) -> bool:
+        """Whether nothing is read for it any more: its leader may have given the copy of all up that still runs."""
+        return self.called.is_set() and (not isinstance(self.outcome, CopyAbandoned) or self.outcome.ended())
+
 
 def room_of(num_bytes: int) -> int:
     """What a pull takes of a window that others' bytes land in too."""
@@ -90,7 +94,7 @@ class Company:
                 self._waiting.remove(turn)
                 raise TransferFailed("reading is overdue: it waited for others' reads of the same arena")
         if not turn.called.wait(_GRACE_SECONDS):
-            raise CopyAbandoned("reading is overdue, as others' reads beside it are", turn.called.is_set)
+            raise CopyAbandoned("reading is overdue, as others' reads beside it are", turn.has_ended)
         return None if turn.leads else turn.outcome
 
     @contextmanager

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from tests.router.serving import PICTURES, TEXT, expected, image, picture, serving, tiers, until
+from triptych.journey import Role
 from triptych.models.card import ModelCard
 
 pytestmark = pytest.mark.anyio
@@ -75,6 +76,34 @@ async def test_many_requests_at_once_each_get_their_own(card: ModelCard) -> None
         counts = random.Random(0).choices(range(1, 40), k=40)
         answers = await asyncio.gather(*(served.ids([picture(), TEXT], max_tokens=count) for count in counts))
         assert answers == [expected(count) for count in counts]
+
+
+@pytest.mark.parametrize("topology", [("e", "pd", "pd"), ("epd", "epd")])
+async def test_a_worker_that_does_both_prefills_what_it_decodes(card: ModelCard, topology: tuple[str, ...]) -> None:
+    workers = tiers(card, *topology)
+    roomy, idle = workers[-2:]
+    idle.free_blocks, roomy.queued_tokens = 10, 500  # each would be chosen for one role
+    async with serving(card, workers) as served:
+        await until(lambda: served.router.fleet.snapshot.roles[Role.PREFILL].reported.max() == 500)
+        answers = await asyncio.gather(*(served.ids([picture(), TEXT], max_tokens=9) for _ in range(20)))
+        assert answers == [expected(9)] * 20
+        for worker in (roomy, idle):
+            prefilled = sum(entry.startswith("prefill") for entry in worker.log)
+            assert prefilled == sum(entry.startswith("reserve") for entry in worker.log)
+
+
+async def test_blocks_at_a_worker_that_drains_since_are_filled_by_another(card: ModelCard) -> None:
+    leaving, staying = workers = tiers(card, "epd", "epd")
+    async with serving(card, workers) as served:
+        leaving.gate.clear()
+        asked = asyncio.create_task(served.ids(max_tokens=5))
+        await until(lambda: any(entry.startswith("reserve") for entry in leaving.log))
+        leaving.state = "draining"
+        await until(lambda: not served.router.fleet.links[0].takes(Role.PREFILL))
+        leaving.gate.set()
+        assert await asked == expected(5)
+        assert "decode after 1" in leaving.log
+        assert "prefill attempt 0 after 0" in staying.log
 
 
 async def test_a_timeline_is_told_on_request(card: ModelCard) -> None:
