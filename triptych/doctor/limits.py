@@ -56,7 +56,7 @@ def look_locked_memory(asked: Asked) -> Finding:
 
 def judge_locked_memory(soft: int, cards: list[str]) -> Finding:
     """cards: network cards that can RDMA, which pins what it reads and writes"""
-    seen = f"{_told(soft) if soft == _UNLIMITED else f'{soft // MIB} MiB'} of locked memory"
+    seen = f"{'any amount' if soft == _UNLIMITED else f'{soft // MIB} MiB'} of locked memory"
     if not cards:
         return ok(f"{seen}; no RDMA card here that would want more")
     if soft == _UNLIMITED:
