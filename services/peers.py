@@ -56,6 +56,7 @@ class Peers:
         self._faults = faults or Faults()
         self._membership = membership or Membership()
         self._lock = threading.Lock()
+        self._known: set[Endpoint] = set()  # who has been called since it was forgotten last
         self._channels: dict[str, grpc.Channel] = {}
         self._stubs: dict[str, WorkerStub] = {}  # kept along: making one takes as long as some of its calls
         self._staging: dict[Endpoint, ArenaInfo | None] = {}
@@ -85,9 +86,9 @@ class Peers:
         return arenas
 
     def known(self) -> Sequence[Endpoint]:
-        """Those that were connected, until they are forgotten."""
+        """Those that were called, be it in vain or after they were forgotten, until they are forgotten."""
         with self._lock:
-            return [*self._formats]
+            return [*self._known]
 
     def kv_format(self, owner: Endpoint) -> KVFormat | None:
         """How a peer that was connected keeps KV, if it keeps any."""
@@ -145,6 +146,7 @@ class Peers:
     def forget(self, endpoint: Endpoint) -> None:
         """The process is gone: keep nothing of it. Calls that are on their way to it end by themselves."""
         with self._lock:
+            self._known.discard(endpoint)
             self._formats.pop(endpoint, None)
             self._staging.pop(endpoint, None)
             self._stubs.pop(endpoint.address, None)
@@ -167,6 +169,7 @@ class Peers:
 
     def _stub(self, endpoint: Endpoint) -> WorkerStub:
         with self._lock:
+            self._known.add(endpoint)
             if endpoint.address not in self._channels:
                 channel = self._channels[endpoint.address] = self._membership.channel(endpoint.address)
                 self._stubs[endpoint.address] = WorkerStub(channel)  # type: ignore[no-untyped-call]

@@ -216,17 +216,18 @@ class Language:
     @contextmanager
     def _settled(self, owner: Endpoint, destination: torch.Tensor) -> Iterator[None]:
         """Waits out a copy that was given up, and lets go of an owner that does not answer any more."""
-        try:
-            yield
-        except Exception as error:
-            if is_device_lost(error):
-                die(error)
-            if isinstance(error, WorkerLost | TransferFailed):
-                self._figures.failed()
-                self.reader.forget(owner)
-            if not self.reader.wait_until_quiet(destination, self._copy_seconds):
-                die(error)  # a copy that never ends may still write into memory that is given to others next
-            raise
+        with ending_where_device_is_lost():  # which the waiting may find too
+            try:
+                yield
+            except Exception as error:
+                if is_device_lost(error):
+                    raise
+                if isinstance(error, WorkerLost | TransferFailed):
+                    self._figures.failed()
+                    self.reader.forget(owner)
+                if not self.reader.wait_until_quiet(destination, self._copy_seconds):
+                    die(error)  # a copy that never ends may still write into memory that is given to others next
+                raise
 
     def _forget(self, endpoint: Endpoint) -> None:
         """A neighbour's process is gone."""
@@ -253,6 +254,17 @@ def merge_gauges(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
     for part in parts:
         merged |= part
     return merged
+
+
+@contextmanager
+def ending_where_device_is_lost() -> Iterator[None]:
+    """Whatever is done inside ends this process, and is told to nobody, where it finds the device lost."""
+    try:
+        yield
+    except Exception as error:
+        if is_device_lost(error):
+            die(error)
+        raise
 
 
 def die(error: BaseException) -> None:

@@ -5,6 +5,7 @@ import os
 import resource
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from triptych.services.pairs import copies_to_pb, paths_to_pb
 from triptych.services.peers import arena_to_pb, kv_format_from_pb, kv_format_to_pb
 from triptych.services.site import STAGING_ARENA, RoleWorker, Site, die, merge_gauges
 from triptych.transfer.kv_format import KVFormat, repack_refusal
+from triptych.transfer.staging import Packed
 
 
 class WorkerService(GeneratedServicer):
@@ -65,12 +67,9 @@ class WorkerService(GeneratedServicer):
         staging, deadline = self._site.staging, deadline_of(request.envelope)
         if staging is None:
             raise TransferFailed("this worker hands nothing over a network")
-        try:
-            packed = await asyncio.wrap_future(staging.submit(claim, request.pack, deadline))
-        except Exception as error:
-            if is_device_lost(error):
-                die(error)
-            raise
+        preparing = staging.submit(claim, request.pack, deadline)
+        preparing.add_done_callback(_end_where_device_is_lost)  # this call may have been given up by then
+        packed = await asyncio.wrap_future(preparing)
         if packed is None:
             return pb.PrepareReply()
         return pb.PrepareReply(packed=True, arena=STAGING_ARENA, offset=packed.offset, generation=packed.generation)
@@ -176,6 +175,12 @@ class WorkerService(GeneratedServicer):
         if self._site.device.type == "cuda":
             gauges["device_bytes"] = float(torch.cuda.memory_allocated(self._site.device))
         return gauges
+
+
+def _end_where_device_is_lost(preparing: Future[Packed | None]) -> None:
+    error = None if preparing.cancelled() else preparing.exception()
+    if error is not None and is_device_lost(error):
+        die(error)
 
 
 def _probe(probe: pb.MemfdProbe) -> tuple[bool, str]:

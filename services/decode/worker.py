@@ -206,13 +206,9 @@ class DecodeWorker(RoleWorker):
 
     def _hold(self, handover: Handover, seconds: float) -> None:
         """Puts the granted blocks under a lease: a router that dies before Decode leaves nothing."""
-        claim = self._site.leases.grant(handover.key, seconds, lambda: self._expire(handover))
-        with self._lock:
-            needless = handover.claim is not None or self._handovers.get(handover.key) is not handover
-            if not needless:
-                handover.claim = claim
-        if needless:
-            self._site.leases.release([claim])
+        with self._lock:  # one lease, however often they are granted: the first to end ends the reservation
+            if handover.claim is None and self._handovers.get(handover.key) is handover:
+                handover.claim = self._site.leases.grant(handover.key, seconds, lambda: self._expire(handover))
 
     def _expire(self, handover: Handover) -> None:
         """The reservation's lease ended: after Decode began that is its release, before it nobody will come."""

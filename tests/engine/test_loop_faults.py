@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.engine.rig import GREEDY, SETTINGS, Asked, Pair, PromptSink, TokenSink, running
 from triptych.engine.jobs import Window
+from triptych.engine.landing import LandingMemory
 from triptych.engine.loop import LanguageEngine
 from triptych.errors import (
     ClaimExpired,
@@ -266,6 +267,24 @@ def test_a_device_that_is_found_lost_ahead_of_a_step_ends_everything_too(
     pair.prefill.start()
     with caplog.at_level(logging.CRITICAL + 1), pytest.raises(WorkerLost, match="the device is lost"):
         pair.start_prefill(new_request_id(), text).result()
+    assert "illegal memory access" in str(lost[0])
+    pair.prefill.stop()
+
+
+def test_a_device_that_is_found_lost_where_rows_are_to_land_ends_everything_and_is_no_lack_of_memory(
+    model: LanguageModel, image: Asked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost: list[BaseException] = []
+    pair = Pair(model, split=False, settings=SETTINGS)
+    pair.prefill = pair.decode = LanguageEngine(model, pair.prefill_slab, SETTINGS, on_fatal=lost.append)
+
+    def lose(memory: LandingMemory, request_id: RequestId, items: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(LandingMemory, "open", lose)
+    pair.prefill.start()
+    with caplog.at_level(logging.CRITICAL + 1), pytest.raises(WorkerLost, match="the device is lost"):
+        pair.start_prefill(new_request_id(), image).result()
     assert "illegal memory access" in str(lost[0])
     pair.prefill.stop()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import threading
 import time
 import weakref
@@ -14,7 +15,7 @@ import torch
 
 from triptych import wire
 from triptych.config import LanguageSettings, Settings, TransferSettings
-from triptych.errors import Cancelled, ClaimExpired, WorkerLost
+from triptych.errors import Cancelled, ClaimExpired, InternalError, WorkerLost
 from triptych.journey import ClaimId, Endpoint, RequestId
 from triptych.models.card import load_card
 from triptych.pb import worker_pb2_grpc
@@ -23,6 +24,7 @@ from triptych.services.peers import Peers
 from triptych.services.site import KV_ARENA, STAGING_ARENA, Site
 from triptych.services.worker_service import WorkerService
 from triptych.transfer.leases import Claimed, LeaseTable
+from triptych.transfer.pull import HostCopier
 from triptych.transfer.slab import Slab
 from triptych.transfer.staging import packed_bytes, words_offset
 
@@ -145,3 +147,49 @@ def test_a_worker_is_there_as_long_as_that_very_process_answers(owner: Owner, pe
     assert peers.is_there(owner.endpoint)
     assert not peers.is_there(Endpoint(owner.endpoint.address, INCARNATION + 1))
     assert not peers.is_there(Endpoint("127.0.0.1:1", INCARNATION))
+
+
+def test_one_that_was_called_again_after_it_was_forgotten_is_known_until_it_is_forgotten_too(
+    owner: Owner, peers: Peers
+) -> None:
+    gone = Endpoint("127.0.0.1:9", 1)
+    with pytest.raises(WorkerLost):
+        peers.connect(gone)
+    peers.connect(owner.endpoint)
+    assert set(peers.known()) == {gone, owner.endpoint}
+    peers.forget(gone)
+    assert peers.known() == [owner.endpoint]
+    assert [*peers._channels] == [owner.endpoint.address]
+    peers.release(gone, ClaimId(bytes(16)))  # one that was on its way
+    deadline = time.monotonic() + 5
+    while gone.address not in peers._channels:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert set(peers.known()) == {gone, owner.endpoint}
+
+
+@pytest.mark.parametrize("asker_stays", [True, False])
+def test_a_device_that_is_found_lost_ends_the_worker_whether_or_not_its_asker_still_waits(
+    owner: Owner, peers: Peers, monkeypatch: pytest.MonkeyPatch, asker_stays: bool
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    may_go_on = threading.Event()
+
+    def lose(*_: object) -> None:
+        may_go_on.wait(5)
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(HostCopier, "pack", lose)
+    peers.connect(owner.endpoint)
+    if asker_stays:
+        may_go_on.set()
+    began, claim = time.monotonic(), owner.grant(1, 5)
+    with pytest.raises(InternalError if asker_stays else Cancelled):
+        peers.prepare(owner.endpoint, claim, True, began + 30, lambda: asker_stays or time.monotonic() < began + 0.2)
+    time.sleep(0.2)  # until its owner has heard of that
+    may_go_on.set()
+    while not ended:
+        assert time.monotonic() < began + 10
+        time.sleep(0.01)
+    assert ended == [70]

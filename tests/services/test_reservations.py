@@ -99,6 +99,22 @@ def test_one_that_comes_again_while_it_is_decoded_is_refused_and_ends_nothing(de
     loop.close()
 
 
+def test_one_that_comes_again_before_its_kv_is_granted_again_and_stays(decode: DecodeWorker) -> None:
+    keys = [new_request_id() for _ in range(2)]
+    for key in (keys[0], keys[0], keys[1]):  # the last is granted behind all that the second has caused
+        granted = Outcome()
+        reserve(decode, key, SECONDS, granted)
+        assert granted.result() == 1
+    gauges = decode.gauges()
+    assert gauges["kv_free_blocks"] == gauges["kv_blocks"] - 2
+    for key in keys:
+        decode.cancel(key)
+    deadline = time.monotonic() + SECONDS
+    while not decode.idle():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_one_that_waits_for_room_is_told_of_it_at_its_time_and_others_keep_what_they_have(decode: DecodeWorker) -> None:
     blocks = int(decode.gauges()["kv_blocks"])
     first, waiting = Outcome(), Outcome()

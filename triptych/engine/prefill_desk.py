@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from triptych.engine.block_keys import BlockKeys, root_key
+from triptych.engine.device_errors import is_device_lost
 from triptych.engine.jobs import PrefillJob, PrefillSink, Window, check_prefill, require_newer
 from triptych.engine.landing import LandingMemory
 from triptych.engine.mailbox import News, NewsQueue
@@ -182,6 +183,8 @@ class PrefillDesk:
         try:
             self._landing.open(task.job.request_id, items)
         except RuntimeError as error:  # the device is fuller than our own accounts say
+            if is_device_lost(error):
+                raise
             rows = sum(item.rows for item in items)
             self.end(task.job.request_id, Overloaded(f"no memory for {rows} rows: {error}"))
         else:
