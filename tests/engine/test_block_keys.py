@@ -9,7 +9,8 @@ import pytest
 from tests.engine.books import BLOCK_SIZE, cached
 from tests.multimodal.parts import image, masked, random_parts, text
 from triptych.engine.block_keys import BlockKeys, KnownKeys, computed_keys, root_key
-from triptych.journey import Grid, Modality
+from triptych.errors import InvalidRecord
+from triptych.journey import Grid, Modality, Run
 from triptych.multimodal.layout import ItemPart, TextPart, lay_out
 
 Parts = Sequence[TextPart | ItemPart]
@@ -205,6 +206,12 @@ def test_of_prompts_that_are_alike_in_part_none_is_given_anothers_keys() -> None
         made.compute()
         assert [made[place] for place in range(len(made))] == keys(parts, generated)
     assert known.hits > 100
+
+
+def test_atomic_spans_that_cannot_be_are_refused_where_keys_are_made_and_not_where_they_are_used() -> None:
+    layout = lay_out([text(8), image(4, 4, atomic=True), text(9)])
+    with pytest.raises(InvalidRecord):
+        computed_keys(b"model", replace(layout, atomic=(Run(4, 10), Run(6, 10))), (), b"", 4)
 
 
 def test_another_tenant_knows_none_of_them() -> None:

@@ -12,7 +12,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from blake3 import blake3
@@ -83,8 +82,9 @@ class BlockKeys:
         root: bytes,
         known: KnownKeys | None = None,
     ) -> None:
-        """root: from root_key"""
+        """root: from root_key. Raises InvalidRecord for atomic spans that cannot be."""
         self._layout = layout
+        self._rows = RowMap(layout) if layout.atomic else None
         self._generated = generated
         ids = np.concatenate([layout.token_ids, np.array(generated, dtype=np.int32)]) if generated else layout.token_ids
         self._ids = ids.astype("<i4", copy=False)
@@ -132,15 +132,11 @@ class BlockKeys:
 
         A block that ends inside one depends on tokens behind it, which its key does not cover.
         """
-        if not self._layout.atomic:
+        if self._rows is None:
             return num_blocks
         while (end := self._rows.legal_end(num_blocks * self._block_size)) < num_blocks * self._block_size:
             num_blocks = end // self._block_size
         return num_blocks
-
-    @cached_property
-    def _rows(self) -> RowMap:
-        return RowMap(self._layout)
 
     def _take(self, known: KnownKeys, first: int) -> None:
         """The keys of so many blocks from those that are known, or computed and known from now on."""
