@@ -106,10 +106,15 @@ class ServiceLevels:
             counts.add(now, attained)
 
     def _tell_class(self, each: ServiceClass) -> None:
-        """Also counters at 0: a class that has had no request is no class that nobody knows."""
-        for limit, seconds in each.limits.items():
-            if seconds:
-                self._metrics.set("triptych:slo_limit_seconds", seconds, slo=each.name, limit=limit)
+        """Also counters at 0: a class that has had no request is no class that nobody knows.
+
+        And what begins with its first miss has had no increase that Prometheus sees.
+        """
+        limits = {limit: seconds for limit, seconds in each.limits.items() if seconds}
+        for limit, seconds in limits.items():
+            self._metrics.set("triptych:slo_limit_seconds", seconds, slo=each.name, limit=limit)
+        for limit in (*limits, "failed"):
+            self._metrics.count("triptych:request_slo_violations_total", 0, slo=each.name, limit=limit)
         self._metrics.set("triptych:slo_target_ratio", each.target, slo=each.name)
         self._metrics.set("triptych:slo_window_seconds", each.window_seconds, slo=each.name)
         for counter in ("requests", "attained_requests", "attained_tokens"):

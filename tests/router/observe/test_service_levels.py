@@ -78,6 +78,14 @@ def test_what_the_hosts_of_images_take_is_not_held_against_the_server(
     assert limits == [f"triptych:request_slo_violations_total{{limit={limit},slo=a}}" for limit in missed]
 
 
+def test_whatever_may_be_missed_is_counted_from_0_on() -> None:
+    """So that the first miss is an increase, and no miss a series of its own."""
+    found = Levels().told()
+    told = {name: count for name, count in found.items() if "slo_violations_total{" in name and "slo=a" in name}
+    limits = ("e2e", "failed", "tpot", "ttft")
+    assert told == {f"triptych:request_slo_violations_total{{limit={limit},slo=a}}": 0 for limit in limits}
+
+
 def test_misses_are_the_servers_own_and_refusals_for_want_of_room_among_them() -> None:
     rig = Levels()
     for error in (NoWorker("none"), Overloaded("full"), RuntimeError("a bug")):
